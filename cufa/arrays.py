@@ -117,7 +117,9 @@ def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
 def check_unmasked(name: str, values: object) -> None:
     """Raise TypeError for a NumPy array with a mask."""
     if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array: its mask would be ignored")
+        raise TypeError(
+            f"{name} is a masked array: its mask would be ignored; give its filled(...) instead"
+        )
 
 
 def module_of(name: str, array: Array) -> ModuleType:

@@ -41,13 +41,19 @@ def check_flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def check_size(name: str, n: object, most: int = 2**31 - 1, least: int = 1) -> int:
-    """Return a size, `least` to `most`, as an int, whose arithmetic does not wrap around."""
+def check_integer(name: str, n: object, needed: str = "an integer") -> int:
+    """Return an integer as one of Python's, whose arithmetic does not wrap around."""
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {type(n).__name__}")
-    if not least <= n <= most:
-        raise ValueError(f"{name} must be {least} to {most}, not {n}")
+        raise TypeError(f"{name} must be {needed}, not {type(n).__name__}")
     return int(n)
+
+
+def check_size(name: str, n: object, most: int = 2**31 - 1, least: int = 1) -> int:
+    """Return a size, `least` to `most`, as an int."""
+    size = check_integer(name, n)
+    if not least <= size <= most:
+        raise ValueError(f"{name} must be {least} to {most}, not {n}")
+    return size
 
 
 def check_module(xp: object) -> None:
@@ -72,8 +78,10 @@ def check_dtype(name: str, array: Array) -> str:
     """Return the name of a dtype that attention takes."""
     dtype = _DTYPE_NAMES.get(array.dtype)
     if dtype is None:
+        way_out = f"; {name}.astype(numpy.float32) converts it" if array.dtype == np.float64 else ""
         raise TypeError(
             f"{name} has dtype {shown_dtype(array.dtype)}: one of {', '.join(DTYPES)} is needed"
+            f"{way_out}"
         )
     return dtype
 
@@ -103,8 +111,10 @@ def check_devices(arrays: Mapping[str, Array], cupy: Any) -> None:
             )
 
 
-def as_float(number: Real) -> float:
+def check_real(name: str, number: object, needed: str = "a real number") -> float:
     """Return a real number as a float; an integer or a fraction beyond all of them is infinite."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise TypeError(f"{name} must be {needed}, not {type(number).__name__}")
     try:
         return float(number)
     except OverflowError:
@@ -115,9 +125,7 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     """Return the factor of the scores; 1 / sqrt(head_dim) for None."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"scale must be a real number or None, not {type(scale).__name__}")
-    value = as_float(scale)
+    value = check_real("scale", scale, "a real number or None")
     if not abs(value) < _MAX_SCALE:  # also true for NaN
         raise ValueError(f"scale must be less than 2^64 in magnitude, not {value!r}")
     return value
@@ -125,11 +133,10 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 def check_seed(seed: object) -> int:
     """Return the seed of random numbers as 64 bits."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed must be an integer, not {type(seed).__name__}")
-    if not 0 <= seed < 2**64:
+    value = check_integer("seed", seed)
+    if not 0 <= value < 2**64:
         raise ValueError(f"seed must be 0 to 2^64 - 1, not {seed}")
-    return int(seed)
+    return value
 
 
 def check_out(

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Lint, type-check and test in .venv; everything is installed by this command. Needs Python 3.10 or
 # later with venv, no GPU. Arguments go to pytest: sh scripts/test.sh tests/test_embed.py
-# Without arguments, all tests run of kernels that have changed since tests/data/verified.json was
-# written, which `sh scripts/test.sh --verify` does when they pass; of other kernels, a sample.
+# Without arguments, all tests run of kernels that have changed since tests/data/verified.json and
+# compiled.json were written, which `sh scripts/test.sh --verify` does when they pass; of other
+# kernels, a sample.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
@@ -32,6 +33,7 @@ if [ $# = 0 ]; then
 elif [ "$verify" ]; then
     fail "--verify takes no other arguments: it runs all tests of the kernels that have changed"
 fi
+unset PYTHONDONTWRITEBYTECODE # workers, scripts and the next run share what is compiled
 # One BLAS thread a worker: more would only fight over the cores.
 OPENBLAS_NUM_THREADS=1 .venv/bin/pytest -n auto --maxprocesses 8 --dist worksteal "$@"
 if [ "$verify" ] && [ -n "$changed" ]; then

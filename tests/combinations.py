@@ -82,7 +82,10 @@ class Call:
             call |= {"max_seqlen_q": drawn.seq_q, "max_seqlen_k": drawn.seq_kv}
         if drawn.lengths is not None:
             names = {"attention": "lengths_k", "decode": "lengths", "attention_varlen": "seqused_k"}
-            call[names[drawn.function]] = self._anywhere(drawn.lengths)
+            lengths = drawn.lengths
+            if drawn.keys is not None and isinstance(call["cu_seqlens_k"], np.ndarray):
+                lengths = np.minimum(lengths, drawn.keys)  # more are refused on the host
+            call[names[drawn.function]] = self._anywhere(lengths)
 
     def _anywhere(self, integers: np.ndarray) -> Any:
         if self._rng.random() < 0.7:

@@ -156,7 +156,7 @@ class Drawn:
         options = self.options
         for name, kind in VALUES.items():
             if self._maybe(kind.LIKELY) and (not self.decodes or kind.PARTS[0].decodes):
-                options[name] = kind.draw(self._rng, self.seq_q, self.seq_kv, options)
+                options[name] = kind.draw(self._rng, self.seq_q, self.seq_kv)
         if self.decodes and options.get("causal") == "top-left":
             options["causal"] = True
         options.setdefault("causal", False)

@@ -6,6 +6,7 @@ A compiler of C++ takes the place of NVRTC, and ``tests/emulator`` that of the G
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,11 +41,19 @@ SHARED_MEMORY({smem_bytes})
 {own}
 extern "C" int argument_bytes;
 int argument_bytes = sizeof({arguments});
-extern "C" bool run(const {arguments}& arguments, int grid, int threads, unsigned smem_bytes,
-                    bool last_first, unsigned seed, emulator::Front front) {{
-    return emulator::run(grid, threads, smem_bytes, last_first, [&] {{ {variant}(arguments); }},
-                         seed, front);
+static void kernel(const void* arguments) {{
+    {variant}(*static_cast<const {arguments}*>(arguments));
 }}
+extern "C" bool run(const void* arguments, int grid, int threads, unsigned smem_bytes,
+                    bool last_first, unsigned seed, emulator::Front front) {{
+    return emulator::run({{emulator_pages, emulator_smem, grid, threads, smem_bytes, last_first,
+                          seed, front}}, kernel, arguments);
+}}
+"""
+#: The same in all libraries, which are linked to no others: they find what is loaded before.
+SHARED = """
+#include "scheduler.cpp"
+#include "ptx.cpp"
 """
 #: Arguments of kernels other than attention's.
 ARGUMENTS = {
@@ -56,6 +65,14 @@ ARGUMENTS = {
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
+
+
+@functools.cache
+def load_shared() -> None:
+    """Load what all libraries of kernels find, and the library of mathematics with it."""
+    options = "-O2", "-fno-strict-aliasing", "-Wl,--no-as-needed"
+    library = Sources(*FOLDERS).library(SHARED, *options)
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 class Emulator:
@@ -94,7 +111,8 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        return self._sources.library(top, *CHECKED)
+        load_shared()
+        return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""

@@ -14,7 +14,7 @@ FAMILIES = {
     "decode": ("decode", "decode_wgmma"),
     "backward": (
         *("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma", "bwd_mma", "bwd_fp32"),
-        *("bwd_prepare", "bwd_finish", "bwd_sinks", "bwd_sums"),
+        *("bwd_prepare", "bwd_finish", "bwd_join", "bwd_sinks", "bwd_sums"),
     ),
     "fp8": ("fp8_wgmma",),
     "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
@@ -22,8 +22,13 @@ FAMILIES = {
 }
 
 
-def exhaustive(*families: str, but: Callable[..., bool] | None = None) -> pytest.MarkDecorator:
+def exhaustive(
+    *families: str, but: Callable[..., bool] | None = None, one_in: int | None = None
+) -> pytest.MarkDecorator:
     """Mark tests that run when a family's kernels have changed, and otherwise not.
+
+    A kernel that has not changed is as all its tests found it: the others are there for what calls
+    it.
 
     Parameters
     ----------
@@ -31,9 +36,12 @@ def exhaustive(*families: str, but: Callable[..., bool] | None = None) -> pytest
         Without any, the test's parameter `form` or `kernel` says which.
     but : function, optional
         Says of a test's parameters, which it takes by their names, if the test always runs.
+    one_in : int, optional
+        One in this many of these always runs: if the numbers of its parameters' values add up to a
+        multiple. So each value of one parameter meets others of another.
     """
     assert set(families) <= set(FAMILIES)
-    return pytest.mark.exhaustive(*families, but=but)
+    return pytest.mark.exhaustive(*families, but=but, one_in=one_in)
 
 
 def families_of(item: Any) -> set[str]:
@@ -42,13 +50,29 @@ def families_of(item: Any) -> set[str]:
     if mark is None:
         return set()
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    but = mark.kwargs["but"]
-    if but is not None and but(**{name: params[name] for name in signature(but).parameters}):
+    but, one_in = mark.kwargs["but"], mark.kwargs["one_in"]
+    always = but is not None or one_in is not None
+    if but is not None:
+        always = but(**{name: params[name] for name in signature(but).parameters})
+    if one_in is not None:
+        always = always and _numbers(item) % one_in == 0
+    if always:
         return set()
     if mark.args:
         return set(mark.args)
     kernel = (params.get("form") or params["kernel"]).split("<")[0]
     return {family for family, kernels in FAMILIES.items() if kernel in kernels}
+
+
+def _numbers(item: Any) -> int:
+    """Return the sum of the numbers of a test's values, each in its own list."""
+    total = 0
+    for mark in item.iter_markers("parametrize"):
+        names, values = mark.args[:2]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        mine = [item.callspec.params[name] for name in names]
+        total += list(values).index(mine[0] if len(names) == 1 else tuple(mine))
+    return total
 
 
 def chosen(families: str) -> set[str]:

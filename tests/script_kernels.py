@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import FOLDERS, needs_compiler
+from emulated import FOLDERS, load_shared, needs_compiler
 from models import cuda
 from models.flat import CPP, MOST_ROWS, tile_of
 from shared_libraries import Sources
@@ -37,8 +37,12 @@ SHARED_MEMORY(SHARED_PAGES)
 template <class... A>
 bool run(void (*kernel)(A...), void** p, int grid, int threads, unsigned smem_bytes) {{
     int i = 0;
-    std::tuple<A...> all{{*static_cast<A*>(p[i++])...}};
-    return emulator::run(grid, threads, smem_bytes, false, [&] {{ std::apply(kernel, all); }});
+    const auto all = std::make_pair(kernel, std::tuple<A...>{{*static_cast<A*>(p[i++])...}});
+    const emulator::Launch launch{{emulator_pages, emulator_smem, grid, threads, smem_bytes}};
+    return emulator::run(launch, [](const void* given) {{
+        const auto& [function, arguments] = *static_cast<decltype(&all)>(given);
+        std::apply(function, arguments);
+    }}, &all);
 }}
 """
 RUN = """
@@ -105,6 +109,7 @@ class ScriptKernels:
     def _compiled(self, file: str) -> Any:
         runs = (RUN.format(i=i, expression=each) for i, each in enumerate(EXPRESSIONS[file]))
         top = SOURCE.format(file=file) + "".join(runs)
+        load_shared()
         return ctypes.CDLL(str(self._sources.library(top)))
 
     empty = staticmethod(np.empty)

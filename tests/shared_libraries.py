@@ -66,7 +66,7 @@ class Sources:
             path.relative_to(folder).as_posix(): path.read_text()
             for folder in folders
             for path in folder.rglob("*")
-            if path.suffix in (".cu", ".cuh", ".h")
+            if path.suffix in (".cu", ".cuh", ".h", ".cpp")
         } | dict(own or {})
         self._precompiled = precompiled
 

@@ -42,8 +42,9 @@ def answers(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_sums_that_it_was_not_trained_on(device: str, tokenizer: Tokenizer, dtype: str) -> None:
-    found = answers(Llama(FOLDER, device, dtype), tokenizer, PAIRS)
-    wrong = [pair for pair, text in zip(PAIRS, found, strict=True) if text != adder.answer(*pair)]
+    pairs = PAIRS if dtype == "float32" or device == "gpu" else PAIRS[:100]  # NumPy converts slowly
+    found = answers(Llama(FOLDER, device, dtype), tokenizer, pairs)
+    wrong = [pair for pair, text in zip(pairs, found, strict=True) if text != adder.answer(*pair)]
     assert wrong == []
 
 
@@ -52,7 +53,7 @@ def test_sums_in_pages_and_in_batches_that_fit_a_graph(
     device: str, tokenizer: Tokenizer, page_size: int | None, batch: int
 ) -> None:
     model = Llama(FOLDER, device)
-    pairs = PAIRS if batch > 200 or device == "gpu" else PAIRS[:200]
+    pairs = PAIRS if device == "gpu" else PAIRS[: 2 * batch + 1 if batch < 64 else batch]
     for start in range(0, len(pairs), batch):
         some = pairs[start : start + batch]
         found = answers(model, tokenizer, some, page_size)
@@ -61,7 +62,8 @@ def test_sums_in_pages_and_in_batches_that_fit_a_graph(
 
 def test_alone_and_in_a_batch(device: str, tokenizer: Tokenizer) -> None:
     model = Llama(FOLDER, device)
-    prompts = [Prompt(tokenizer.encode(adder.prompt(*pair)), TOKENS) for pair in PAIRS[:100]]
+    pairs = PAIRS[: 100 if device == "gpu" else 25]
+    prompts = [Prompt(tokenizer.encode(adder.prompt(*pair)), TOKENS) for pair in pairs]
     together = np.stack(list(generate(model, prompts, Settings())), axis=1)
     for prompt, row in zip(prompts, together, strict=True):
         alone = np.concatenate(list(generate(model, [prompt], Settings())))

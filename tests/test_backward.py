@@ -29,7 +29,7 @@ def features(rng: np.random.Generator, name: str, sizes: Any) -> Options:
         return score_mods.made(rng, name.removeprefix("function "), sizes, np.asarray)[0]
     if name in VALUES:
         drops = {"seed": 2**40 + 7} if name == "dropout_p" else {}
-        return {name: VALUES[name].draw(rng, sizes[3], sizes[4], {}), **drops}
+        return {name: VALUES[name].draw(rng, sizes[3], sizes[4]), **drops}
     return score_arrays.options_of(rng, name, sizes)
 
 

@@ -134,6 +134,7 @@ def called(variant: Variant, arrays: Any, **options: Any) -> tuple[np.ndarray, n
     ],
     ids=["alone", "causal", "window and score_mod", "softcap and top-left"],
 )
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options, one_in=3)
 def test_tiles_that_are_left_out(
     played_cupy: Any, rng: np.random.Generator, form: str, options: dict[str, Any]
 ) -> None:
@@ -152,6 +153,7 @@ def test_tiles_that_are_left_out(
 
 @needs_compiler
 @forms
+@exhaustive(one_in=2)
 def test_what_kinds_are_to_a_kernel(played_cupy: Any, rng: np.random.Generator, form: str) -> None:
     """Hidden tiles are not read, whole ones not masked, and rows may see none."""
     variant = Variant.parse(form)
@@ -184,7 +186,7 @@ def late_starters(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 @needs_compiler
 @forms
 @pytest.mark.parametrize("name", ["alone", "causal", "alibi", "softcap", "score_mod"])
-@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "alibi")
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "alibi", one_in=3)
 def test_whole_tiles_after_tiles_in_part(
     played_cupy: Any, rng: np.random.Generator, form: str, name: str
 ) -> None:
@@ -224,7 +226,9 @@ some_forms = pytest.mark.parametrize(
 @needs_compiler
 @some_forms
 @pytest.mark.parametrize("name", ["all", "mask", "bits", "sinks and window", "bias of keys"])
-@exhaustive(but=lambda form, name: form in (FORMS[0], FORMS[3], FORMS[4]) or name == "all")
+@exhaustive(
+    but=lambda form, name: form in (FORMS[0], FORMS[3], FORMS[4]) or name == "all", one_in=3
+)
 def test_beside_other_parts(
     played_cupy: Any, rng: np.random.Generator, form: str, name: str
 ) -> None:
@@ -246,6 +250,7 @@ def test_beside_other_parts(
 @needs_compiler
 @some_forms
 @pytest.mark.parametrize("causal", [False, True])
+@exhaustive(one_in=2)
 def test_padded_batches(
     played_cupy: Any, rng: np.random.Generator, form: str, causal: bool
 ) -> None:
@@ -414,12 +419,37 @@ def test_there_must_be_a_function(played_cupy: Any, there: bool) -> None:
             "heads is None, but mask_mod depends on h",
         ),
         (lambda b, h, q_idx, kv_idx: b == 0, "batch is None, but mask_mod depends on b"),
+        ("q_idx >= kv_idx * (b + 1)", "batch is None, but mask_mod depends on b"),
     ],
+    ids=["h", "b", "text"],
 )
-def test_axes_that_a_mask_depends_on(mask_mod: Any, message: str) -> None:
+def test_axes_that_a_mask_depends_on(played_cupy: Any, mask_mod: Any, message: str) -> None:
+    xp: Any = played_cupy if isinstance(mask_mod, str) else np
     with pytest.raises(ValueError, match=message):
-        cufa.BlockMask.of(mask_mod, None, None, 40, 50)
-    assert cufa.BlockMask.of(mask_mod, 2, 3, 40, 50).kinds.shape[:2] == (2, 3)
+        cufa.BlockMask.of(mask_mod, None, None, 40, 50, xp=xp)
+    assert cufa.BlockMask.of(mask_mod, 2, 3, 40, 50, xp=xp).kinds.shape[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["numpy", "cupy"])
+def test_one_sequence_or_head_is_not_all(
+    played_cupy: Any, rng: np.random.Generator, there: bool
+) -> None:
+    """Where the mask differs from one to the other."""
+    xp: Any = played_cupy if there else np
+    made: Any = on_gpu if there else np.asarray
+    q, k, v = map(made, random_inputs(rng, "float32", b=2, hq=4, sq=40, sk=50, d=64))
+    masks: Any = (
+        ("batch=1, and its mask_mod depends on b, .* has 2: make", lambda b, h, i, j: i >= j * b),
+        ("heads=1, and its mask_mod depends on h, .* has 4: make", lambda b, h, i, j: i >= j * h),
+    )
+    for message, mask_mod in masks:
+        tiles = cufa.BlockMask.of(mask_mod, 1, 1, 40, 50, xp=xp)
+        for function in (cufa.attention, cufa.explain):
+            for _ in range(2):
+                with pytest.raises(ValueError, match=f"^block_mask was made with {message}"):
+                    function(q, k, v, block_mask=tiles)
+    same = cufa.BlockMask.of(lambda b, h, i, j: i >= j, 1, 1, 40, 50, xp=xp)
+    assert cufa.attention(q, k, v, block_mask=same).shape == (2, 4, 40, 64)
 
 
 def test_what_is_printed() -> None:

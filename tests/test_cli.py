@@ -293,7 +293,7 @@ def test_ctrl_c_in_any_command(capsys: Captured, monkeypatch: pytest.MonkeyPatch
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cufa.cli.explain.explained", stop)
+    monkeypatch.setattr("cufa.cli.explain.Planner", stop)
     assert cli.main(["explain", *SMALL, "--gpu", "h100"]) == 130
     assert the_line(capsys) == f"{PROGRAM} explain: interrupted"
 
@@ -305,7 +305,7 @@ def test_what_runs_out_is_one_line(
     def fail(*_: object) -> None:
         raise kind("No space\nleft")
 
-    monkeypatch.setattr("cufa.cli.explain.explained", fail)
+    monkeypatch.setattr("cufa.cli.explain.Planner", fail)
     assert cli.main(["explain", *SMALL, "--gpu", "h100"]) == 1
     assert "No space left" in the_line(capsys)
 

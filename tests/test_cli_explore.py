@@ -175,7 +175,7 @@ def test_a_full_disk_does_not_cost_what_was_found(
 def test_sigint_for_real(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     target = tmp_path / "x.json"
-    command = [sys.executable, "-m", "cufa", "explore", "--q", "2,16,1024,128", "--arch", "sm_90a"]
+    command = [sys.executable, "-m", "cufa", "explore", "--q", "2,16,1024,32", "--arch", "sm_90a"]
     command += ["--kernel", "fa2_mma", "--dtype", "bfloat16", "--jobs", "2", "--json", str(target)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

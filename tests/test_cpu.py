@@ -21,9 +21,7 @@ from cufa.problem.problem import Problem
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    problem, operands = parse(
-        q, k, v, asked={"causal": causal}, scale=scale, layout="bhsd", out=None, xp=np
-    )
+    problem, operands = parse({"q": q, "k": k, "v": v, "causal": causal, "scale": scale}, np)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return cpu.attention(problem, operands)

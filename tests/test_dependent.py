@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,3 +152,18 @@ def test_the_structs_are_those_of_the_driver() -> None:
     assert dependent.Config.attributes.offset == 40
     assert ctypes.sizeof(dependent._Attribute) == 72
     assert dependent._Attribute.value.offset == 8
+
+
+def test_a_launch_keeps_the_module_loaded(driver: Driver) -> None:
+    class Function:
+        ptr = 123
+
+    function = Function()
+    gone = weakref.ref(function)
+    launch = dependent.Dependent(function).launcher((1, 1, 1), (32, 1, 1), 0)
+    del function
+    gc.collect()
+    assert gone() is not None
+    del launch
+    gc.collect()
+    assert gone() is None

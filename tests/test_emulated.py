@@ -112,6 +112,7 @@ def test_forms_have_slots() -> None:
     ids=lambda f: f.split(", Score")[0],
 )
 @pytest.mark.parametrize("causal", [False, True])
+@exhaustive(one_in=2)
 def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, causal: bool) -> None:
     variant = variant_of(form, causal)
     d, dv = variant.head_dim, variant.head_dim_v
@@ -130,7 +131,7 @@ def test_odd_lengths(emulated: Emulator, rng: np.random.Generator, form: str, ca
     ],
     ids=["window", "top-left and softcap"],
 )
-@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options)
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options, one_in=2)
 def test_masks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -172,7 +173,7 @@ def test_the_other_schedule(rng: np.random.Generator, form: str, options: dict[s
     "form", [*(form for form in ALL if form is not FA1), FA3_ONE_SLOT], ids=lambda f: f[:50]
 )
 @pytest.mark.parametrize("name", FEATURES)
-@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all")
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all", one_in=3)
 def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -194,7 +195,7 @@ def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_TWO_SLOTS], ids=lambda f: f[:50])
 @pytest.mark.parametrize("kind", PAIRS)
-@exhaustive(but=lambda form, kind: form is FA3 or "16" in kind)
+@exhaustive("fa3_wgmma", one_in=4)
 def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, kind: str) -> None:
     """In chunks, and not so: every one is the same to the kernel."""
     variant = Variant.parse(form.format(score=""))
@@ -217,6 +218,7 @@ def test_arrays_of_pairs_however_they_lie(rng: np.random.Generator, form: str, k
 
 
 @pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
+@exhaustive(one_in=2)
 def test_dropout(rng: np.random.Generator, form: str) -> None:
     """The same weights whatever the tiles are; a seed of its own in each call."""
     plain = Variant.parse(form.format(score=""))
@@ -240,7 +242,7 @@ def test_dropout(rng: np.random.Generator, form: str) -> None:
 
 @pytest.mark.parametrize("form", [form for form in ALL if form is not FA1], ids=lambda f: f[:50])
 @pytest.mark.parametrize("name", score_mods.FEATURES)
-@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all")
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all", one_in=3)
 def test_own_functions(rng: np.random.Generator, form: str, name: str) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -257,7 +259,7 @@ def test_own_functions(rng: np.random.Generator, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", [FP32, FP32_HALVES, MMA, MMA_ONE_STAGE])
 @pytest.mark.parametrize("name", ["alibi", "sinks and window", "bias", "mask", "all"])
-@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all")
+@exhaustive(but=lambda form, name: form in ONE_OF_EACH or name == "all", one_in=3)
 def test_arrays_beside_no_keys(rng: np.random.Generator, form: str, name: str) -> None:
     """There is nothing to read."""
     sizes = b, hq, hk, sq, sk = (2, 2, 1, 70, 0)
@@ -293,6 +295,7 @@ def test_own_functions_without_keys(rng: np.random.Generator, form: str) -> None
 
 @pytest.mark.parametrize("form", [FA3, FA3_TURNS, FA3_WIDE, FA3_ONE_SLOT], ids=lambda f: f[:50])
 @pytest.mark.parametrize("causal", [False, True])
+@exhaustive(one_in=2)
 def test_what_the_kernel_in_front_still_writes(
     emulated: Emulator, rng: np.random.Generator, form: str, causal: bool
 ) -> None:
@@ -312,6 +315,7 @@ def test_what_the_kernel_in_front_still_writes(
 
 
 @variants
+@exhaustive(one_in=2)
 def test_head_dims_that_are_padded(rng: np.random.Generator, form: str) -> None:
     variant = variant_of(form, True)
     d, dv = variant.head_dim - 7, variant.head_dim_v - 9
@@ -319,6 +323,7 @@ def test_head_dims_that_are_padded(rng: np.random.Generator, form: str) -> None:
 
 
 @variants
+@exhaustive(one_in=2)
 def test_scores_that_grow_from_key_to_key(rng: np.random.Generator, form: str) -> None:
     """Keys come last to first: row maxima move again and again, by little and by much."""
     variant = variant_of(form, False)
@@ -330,6 +335,7 @@ def test_scores_that_grow_from_key_to_key(rng: np.random.Generator, form: str) -
 
 
 @variants
+@exhaustive(one_in=2)
 def test_a_nan_key(rng: np.random.Generator, form: str) -> None:
     """All rows that see it are NaN, and no others."""
     variant = variant_of(form, True)
@@ -344,6 +350,7 @@ def test_a_nan_key(rng: np.random.Generator, form: str) -> None:
 
 
 @variants
+@exhaustive(one_in=2)
 def test_scores_at_the_low_end_of_float32(rng: np.random.Generator, form: str) -> None:
     """Such a row sees keys, too: NaN where scores cannot be told apart, and else right."""
     variant = variant_of(form, False)

@@ -109,6 +109,7 @@ def checked(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("form", [*FORMS, WGMMA_TWO_192], ids=name_of)
+@exhaustive("backward", one_in=2)
 def test_odd_lengths(rng: np.random.Generator, form: Case, causal: bool) -> None:
     checked(rng, form, (1, 2, 1, 45, 71) if causal else (2, 1, 1, 70, 33), causal=causal)
 
@@ -140,7 +141,8 @@ def test_sums_have_the_same_bits(
     emulated: Emulator, rng: np.random.Generator, form: Case, name: str
 ) -> None:
     """Whichever blocks and warps come first, of tiles of keys that see some tiles of rows."""
-    b, hq, _, sq, sk = sizes = (1, 2, 1, 150, 210)
+    # Heads of a group are shared by blocks where there are some.
+    b, hq, _, sq, sk = sizes = (1, 2, 2 if name in ("window", "mask_mod") else 1, 150, 210)
     by_name: dict[str, dict[str, Any]] = {
         "causal": {"causal": True},
         "window": {"window": (70, 5)},
@@ -162,6 +164,38 @@ def test_sums_have_the_same_bits(
     for other in found[1:]:
         for x in "qkv":
             assert found[0][x].tobytes() == other[x].tobytes(), f"d{x}"
+
+
+@pytest.mark.parametrize("form", [WGMMA_ROWS, WGMMA_COLUMNS], ids=name_of)
+@pytest.mark.parametrize("name", ["causal", "dropout_p"])
+@exhaustive("backward", but=lambda form, name: form is WGMMA_COLUMNS and name == "causal")
+def test_blocks_share_the_query_heads_of_a_group(
+    emulated: Emulator,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    form: Case,
+    name: str,
+) -> None:
+    """Of five heads, two blocks have two each: in any order, in a fixed one, of one gradient."""
+    sizes = (1, 5, 1, 70, 150)
+    gpu = device.named(form[0])._replace(sm_count=3 if name == "causal" else 6)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    options: dict[str, Any] = {"causal": True} if name == "causal" else features(rng, name, sizes)
+    shown = formula_options(options, sizes)
+    arrays = drawn(rng, form, sizes, **shown)
+    expected = ExpectedGradients(*arrays[:4], **shown)
+    expected.assert_accepts(gradients(arrays, **options), "in any order")
+    found = []
+    for emulated.last_first, emulated.seed in ((False, 0), (True, 3)):
+        found.append(gradients(arrays, deterministic=True, **options))
+        expected.assert_accepts(found[-1], "in order")
+    for x in "qkv":
+        assert found[0][x].tobytes() == found[1][x].tobytes(), f"d{x}"
+    for x in "qkv":
+        expected.assert_accepts(gradients(arrays, wrt=(x,), **options), x)
+    plans = [call.plan for call in backward._prepared.values()]
+    assert {plan.kv_splits for plan in plans} == {3}
+    assert [plan.kv_sums >= 0 for plan in plans] == [True, True, False, True, True]
 
 
 @pytest.mark.parametrize(

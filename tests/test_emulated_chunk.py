@@ -67,7 +67,7 @@ def checked(form: str, rng: np.random.Generator, sizes: Any, **options: Any) -> 
 @on_two
 @forms
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@exhaustive(but=lambda form, options: form in ONE_OF_EACH or options is OPTIONS[0])
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or options is OPTIONS[0], one_in=3)
 def test_chunks(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     for sizes in ((2, 1, 201, 150), (1, 1, 90, 333), (8, 2, 13, 250), (1, 1, 205, 420)):
         checked(form, rng, sizes, **options)
@@ -105,6 +105,7 @@ def test_slopes_turn_at_any_key(rng: np.random.Generator, form: str) -> None:
 @on_two
 @pytest.mark.parametrize("form", [*ONE_OF_EACH, FA3_WIDE], ids=lambda form: form[:50])
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+@exhaustive(one_in=2)
 def test_sequences_of_any_lengths(
     rng: np.random.Generator, form: str, options: dict[str, Any]
 ) -> None:
@@ -135,6 +136,7 @@ def thirteen(
 @pytest.mark.usefixtures("thirteen")
 @pytest.mark.parametrize("page_size", [0, 7, 16, 64])
 @pytest.mark.parametrize("chunk", [1, 40, 129, 600])
+@exhaustive("decode", one_in=2)
 def test_decode(rng: np.random.Generator, chunk: int, page_size: int) -> None:
     """Keys of earlier chunks, and their pages, may hold anything."""
     for lengths, sq in (([300, 0, 77, 1, 40], 1), ([500, 129], 3), ([41, 80, 2], 5)):

@@ -7,11 +7,13 @@ import sys
 import pytest
 from combinations import checked
 from emulated import needs_compiler
+from exhaustive import FAMILIES, exhaustive
 from test_emulated import emulated, emulator  # noqa: F401
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("emulated")]
 
 
 @pytest.mark.parametrize("number", range(0, 300, 12))
+@exhaustive(*FAMILIES, one_in=2)
 def test_together(number: int) -> None:
     checked(number, 300, sys.modules["cupy"], 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,15 @@ def one_look(stale: int, shares: bool) -> bool:
     return stale == int(shares)
 
 
+def in_turn(all_options: list[dict[str, Any]]) -> Callable[..., bool]:
+    """Return what says whether options are those with which this way to cut units always runs."""
+
+    def chosen(stale: int, shares: bool, options: dict[str, Any]) -> bool:
+        return one_look(stale, shares) and all_options.index(options) % 2 == int(shares)
+
+    return chosen
+
+
 both_shares = pytest.mark.usefixtures("shares")
 
 
@@ -110,6 +120,7 @@ def checked(
         *((4, 96, 350, (4, 2)), (1, 32, 350, (12, 1))),
     ],
 )
+@exhaustive("decode", one_in=3)
 def test_whole_units(
     emulated: Emulator,
     rng: np.random.Generator,
@@ -181,29 +192,26 @@ def test_rows_that_two_warps_share(
     assert {v.bm for v in emulated._libraries} & {bm}
 
 
+ROWS_OF_A_WARPGROUP: list[dict[str, Any]] = [
+    {"hq": 8, "sq": 16},
+    {"hq": 71, "hk": 1},
+    {"sq": 9, "d": 128, "dv": 128},
+    {"sq": 16, "page_size": 64},
+    {"sq": 16, "page_size": 48},
+    {"sq": 16, "page_size": 7},
+    {"hq": 20, "sq": 6, "d": 96, "dv": 32, "num_splits": 3},
+    {"hq": 40, "hk": 1, "d": 256, "dv": 256},
+    {"hq": 40, "hk": 1, "d": 192, "dv": 192},
+    {"sq": 9, "d": 96, "dv": 96, "page_size": 7},
+    {"sq": 16, "d": 32, "dv": 32, "page_size": 7},
+    *({"sq": 16, "d": 256, "dv": n, "page_size": 16} for n in (32, 96)),
+]
+
+
 @both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"hq": 8, "sq": 16},
-        {"hq": 71, "hk": 1},
-        {"sq": 9, "d": 128, "dv": 128},
-        {"sq": 16, "page_size": 64},
-        {"sq": 16, "page_size": 48},
-        {"sq": 16, "page_size": 7},
-        {"hq": 20, "sq": 6, "d": 96, "dv": 32, "num_splits": 3},
-        {"hq": 40, "hk": 1, "d": 256, "dv": 256},
-        {"hq": 40, "hk": 1, "d": 192, "dv": 192},
-        *(
-            {"sq": 9, "d": 96, "dv": 96, "page_size": 7},
-            {"sq": 16, "d": 32, "dv": 32, "page_size": 7},
-        ),
-        *({"sq": 16, "d": 256, "dv": n, "page_size": 16} for n in (32, 96)),
-    ],
-    ids=str,
-)
-@exhaustive("decode", but=one_look)
+@pytest.mark.parametrize("options", ROWS_OF_A_WARPGROUP, ids=str)
+@exhaustive("decode", but=in_turn(ROWS_OF_A_WARPGROUP))
 def test_rows_that_a_warpgroup_shares(
     emulated: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
@@ -239,7 +247,10 @@ def test_units_in_few_pieces(
 @pytest.mark.parametrize("dv", [1, 32, 37, 38, 63, 96, 128, 129, 256])
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("sq", [1, 5, 9])
-@exhaustive("decode", but=lambda dv, splits, sq: (dv + splits + sq // 4) % 3 == 0)
+@exhaustive(
+    "decode",
+    but=lambda dv, splits, sq: (dv + splits) % 3 == 0 and (dv // 32 + sq // 4) % 3 == 0,
+)
 def test_rows_of_a_result_that_lie_anywhere(
     emulated: Emulator, rng: np.random.Generator, dv: int, splits: int, sq: int
 ) -> None:
@@ -364,6 +375,7 @@ def test_a_cache_of_odd_head_dims_is_not_copied(
         cache = cufa.KVCache(2, 2, 64, 59, **sizes)
     cache.extend([50, 17])
     q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=2, sq=3, sk=64, d=59, dv=37)
+    cache._store.written[0] = 50, 17  # in place of `write`, whose kernel is not emulated here
     for array, values in zip(cache.layer(), (k, v), strict=True):
         there = array if layout == "bhsd" else array.swapaxes(1, 2)
         there.host[...] = np.nan
@@ -410,6 +422,7 @@ def test_a_table_on_the_host_with_lengths_on_the_device(
     ids=str,
 )
 @pytest.mark.parametrize("name", DECODE_FEATURES)
+@exhaustive("decode", one_in=6)
 def test_scores(
     emulated: Emulator, rng: np.random.Generator, name: str, sizes: dict[str, Any], stale: int
 ) -> None:

@@ -68,7 +68,7 @@ forms = pytest.mark.parametrize("form", [MMA, FA3], ids=lambda form: form[:9])
 
 @forms
 @pytest.mark.parametrize("name", FEATURES)
-@exhaustive(but=lambda form, name: form is FA3 or name == "all")
+@exhaustive(but=lambda form, name: form is FA3 or name == "all", one_in=2)
 def test_arrays(judged: Judged, rng: np.random.Generator, form: str, name: str) -> None:
     host = options_of(rng, name, SIZES)
     there = {k: on_gpu(x) if hasattr(x, "dtype") else x for k, x in host.items()}
@@ -77,7 +77,7 @@ def test_arrays(judged: Judged, rng: np.random.Generator, form: str, name: str) 
 
 @forms
 @pytest.mark.parametrize("name", score_mods.FEATURES)
-@exhaustive(but=lambda form, name: form is FA3 or name == "all")
+@exhaustive(but=lambda form, name: form is FA3 or name == "all", one_in=2)
 def test_functions(judged: Judged, rng: np.random.Generator, form: str, name: str) -> None:
     host, there = score_mods.made(rng, name, SIZES, on_gpu)
     assert judged(form, host, there).complaint is None

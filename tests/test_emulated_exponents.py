@@ -108,6 +108,7 @@ def test_rows_that_there_are_not_take_no_time(
 
 @pytest.mark.parametrize("form", [FA3_WIDE, FA3_TWO_SLOTS], ids=lambda f: f.split(", Score")[0])
 @pytest.mark.parametrize("options", [{}, {"window": (300, 90)}, {"causal": True}], ids=str)
+@exhaustive(one_in=2)
 def test_keys_on_both_sides_of_a_turn_are_not_computed_once_more(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
@@ -138,7 +139,7 @@ def test_keys_on_both_sides_of_a_turn_are_not_computed_once_more(
 @pytest.mark.parametrize("options", WINDOWS[:2], ids=str)
 @pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("turns", [False, True])
-@exhaustive(but=lambda form, options, alibi: form is FA3 or (alibi and bool(options)))
+@exhaustive(but=lambda form, options, alibi: form is FA3 or (alibi and bool(options)), one_in=2)
 def test_even_steps(
     rng: np.random.Generator, form: str, options: dict[str, Any], alibi: bool, turns: bool
 ) -> None:
@@ -249,6 +250,7 @@ def test_softcap_of_infinite_scores(rng: np.random.Generator, form: str) -> None
 
 @forms
 @pytest.mark.parametrize("shape", [(8, 2, 300, 450), (8, 8, 450, 200)], ids=str)
+@exhaustive(one_in=2)
 def test_slopes_that_are_not_finite(
     rng: np.random.Generator, form: str, shape: tuple[int, ...]
 ) -> None:
@@ -267,6 +269,7 @@ def test_slopes_that_are_not_finite(
 
 @forms
 @pytest.mark.parametrize("shape", [(8, 2, 300, 450), (8, 8, 450, 200)], ids=str)
+@exhaustive(one_in=2)
 def test_slopes_that_leave_one_key(
     rng: np.random.Generator, form: str, shape: tuple[int, ...]
 ) -> None:
@@ -280,6 +283,7 @@ def test_slopes_that_leave_one_key(
 
 @forms
 @pytest.mark.parametrize("options", WINDOWS[2:], ids=str)
+@exhaustive(one_in=2)
 def test_windows(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
     """Rows that see none, and rows whose first keys come late; scores that grow."""
     for shape in SHAPES:

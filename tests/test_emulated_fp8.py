@@ -92,16 +92,8 @@ def computed(
     """Return the result and the log-sum-exp, and those of the oracle for the same 8 bits."""
     quantised_all = [quantised(x, block) for x, block in zip((q, k, v), blocks, strict=True)]
     like = [np.broadcast_to(np.zeros((), DTYPES[dtype]), x.shape) for x in (q, k, v)]
-    problem, _ = parse(
-        *like,
-        scale=None,
-        layout="bhsd",
-        out=None,
-        xp=np,
-        asked=options,
-        beside={"sinks": sinks},
-        return_lse=True,
-    )
+    given = dict(zip("qkv", like, strict=True))
+    problem, _ = parse({**given, "sinks": sinks, "return_lse": True, **options}, np)
     extras = Extras() if sinks is None else Extras((None, None, None, on_gpu(sinks), None))
     operands = [
         fp8.Operand(on_gpu(transposed(values) if i == 2 else values), on_gpu(scales), block)
@@ -180,7 +172,7 @@ def test_the_scale_of_all(rng: np.random.Generator) -> None:
     assert q.numbers == (0, 31)
     v = q._replace(values=on_gpu(transposed(values.reshape(x.shape))))
     like = np.broadcast_to(np.zeros((), np.float16), x.shape)
-    problem, _ = parse(like, like, like, scale=None, layout="bhsd", out=None, xp=np)
+    problem, _ = parse(dict.fromkeys("qkv", like), np)
     out = played_gpu.Array(x.shape, np.float16)
     plan = plan_fp8(problem, device.of_id(0))
     fp8.attention(plan, problem, fp8.Operands(q, q, v), out, None)

@@ -65,7 +65,7 @@ def called(form: str, arrays: Any, score: tuple[str, ...] | None = None, **optio
 
 @forms
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options)
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options, one_in=3)
 def test_each_sequence_by_its_own_lengths(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
@@ -100,6 +100,7 @@ def test_values_that_are_not_finite(rng: np.random.Generator, form: str) -> None
 
 @pytest.mark.parametrize("form", [MMA, FA3, FA3_TWO_SLOTS], ids=lambda f: f[:50])
 @pytest.mark.parametrize("name", ["alibi of sequences", "bias", "bits", "all"])
+@exhaustive(one_in=3)
 def test_arrays_beside(rng: np.random.Generator, form: str, name: str) -> None:
     """Rows that are not there are not looked up in an array either."""
     sizes = 5, 2, 1, 150, 200

@@ -37,7 +37,7 @@ def always(form: str, way: Any) -> bool:
 
 @forms
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@exhaustive(but=always)
+@exhaustive(but=always, one_in=3)
 def test_masks_of_low_numbers(rng: np.random.Generator, form: str, way: Any) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v

@@ -9,7 +9,7 @@ import pytest
 from emulated import Emulator, needs_compiler
 from exhaustive import exhaustive
 from test_emulated import emulator  # noqa: F401
-from test_emulated_decode import both_shares, checked, emulated, one_look, shares  # noqa: F401
+from test_emulated_decode import both_shares, checked, emulated, in_turn, shares  # noqa: F401
 
 from cufa import device
 from cufa.planner import decode_variants
@@ -32,21 +32,20 @@ def assert_waited(emulator: Emulator) -> None:  # noqa: F811
     assert {v.warps for v in ours} & {4, 8}
 
 
+OPTIONS: list[dict[str, Any]] = [
+    *({"d": 64}, {"d": 64, "page_size": 64}, {"d": 128, "dv": 128}, {"d": 96, "dv": 96}),
+    *({"d": 256, "dv": 256}, {"d": 256, "dv": 256, "page_size": 16}, {"d": 192, "dv": 128}),
+    *({"d": 128, "dv": 128, "page_size": 32, "window": (90, 0)}, {"sq": 4, "softcap": 9.0}),
+    *({"d": 64, "page_size": 16}, {"d": 128, "dv": 128, "page_size": 16, "window": (90, 0)}),
+    {"d": 128, "dv": 128, "page_size": 48},
+    *({"dtype": "float32", "d": 128, "dv": 128}, {"dtype": "float32", "d": 256, "dv": 256}),
+]
+
+
 @both_shares
 @pytest.mark.parametrize("stale", [0, 1, 2])
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"d": 64}, {"d": 64, "page_size": 64}, {"d": 128, "dv": 128}, {"d": 96, "dv": 96}),
-        *({"d": 256, "dv": 256}, {"d": 256, "dv": 256, "page_size": 16}, {"d": 192, "dv": 128}),
-        *({"d": 128, "dv": 128, "page_size": 32, "window": (90, 0)}, {"sq": 4, "softcap": 9.0}),
-        *({"d": 64, "page_size": 16}, {"d": 128, "dv": 128, "page_size": 16, "window": (90, 0)}),
-        {"d": 128, "dv": 128, "page_size": 48},
-        *({"dtype": "float32", "d": 128, "dv": 128}, {"dtype": "float32", "d": 256, "dv": 256}),
-    ],
-    ids=str,
-)
-@exhaustive("decode", but=one_look)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@exhaustive("decode", but=in_turn(OPTIONS))
 def test_lengths(
     one_stage: Emulator, rng: np.random.Generator, options: dict[str, Any], stale: int
 ) -> None:
@@ -81,6 +80,7 @@ def test_a_share_of_many_units(one_stage: Emulator, rng: np.random.Generator) ->
 
 @pytest.mark.parametrize("page_size", [16, 48, 64])
 @pytest.mark.parametrize("equal", [True, False])
+@exhaustive("decode", one_in=2)
 def test_a_block_for_each_of_many_units(
     one_stage: Emulator,
     rng: np.random.Generator,

@@ -70,7 +70,7 @@ def varlen(form: str, arrays: Any, **options: Any) -> tuple[np.ndarray, np.ndarr
 
 @forms
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options)
+@exhaustive(but=lambda form, options: form in ONE_OF_EACH or "softcap" in options, one_in=3)
 def test_sequences_of_any_lengths(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
@@ -90,6 +90,7 @@ def test_sequences_of_any_lengths(
     [FA3_WIDE, FA3_TWO_OF_THREE, FA3_TWO_SLOTS, FA3_TURNS, FA3_ONE_SLOT],
     ids=lambda f: f[:50],
 )
+@exhaustive(one_in=2)
 def test_warps_that_are_not_in_step(
     emulated: Emulator,  # noqa: F811
     rng: np.random.Generator,
@@ -145,6 +146,7 @@ def test_offsets_on_the_device_stay_within_the_arrays(rng: np.random.Generator, 
 
 
 @forms
+@exhaustive(one_in=2)
 def test_padded_batches(rng: np.random.Generator, form: str) -> None:
     variant = Variant.parse(form.format(score=""))
     d, dv = variant.head_dim, variant.head_dim_v
@@ -227,6 +229,7 @@ def test_no_sequences(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("keys", [150, 160])  # 160: rows begin with whole chunks
 @pytest.mark.parametrize("name", ["alibi of sequences", "bias", "mask", "all"])
+@exhaustive("fa3_wgmma", one_in=2)
 def test_arrays_beside(rng: np.random.Generator, name: str, keys: int) -> None:
     """Whatever variant is planned."""
     arrays = ragged(rng, "bfloat16", ((30, 5, 61, 100), (40, 0, 61, 150)))
@@ -280,6 +283,7 @@ def test_a_call_that_is_like_another(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("form", [FA3, FA3_TURNS, MMA, FP32], ids=lambda f: f[:50])
 @pytest.mark.parametrize("softcap", [3.0, None])
+@exhaustive(one_in=2)
 def test_the_next_sequence_changes_no_bit(
     rng: np.random.Generator, form: str, softcap: float | None
 ) -> None:

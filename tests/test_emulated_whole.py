@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import checked, emulated  # noqa: F401
 
@@ -55,6 +56,7 @@ def assert_never_cut(plans: list[DecodePlan], units: int) -> None:
     ],
     ids=str,
 )
+@exhaustive("decode", one_in=2)
 def test_mixed_lengths(
     emulated: Emulator,  # noqa: F811
     plans: list[DecodePlan],

@@ -55,8 +55,21 @@ def test_expected_times() -> None:
     assert sum(many.expected_us) < 3 * sum(one.expected_us)
 
 
+def test_time_of_what_adds_up_parts() -> None:
+    """Those of two blocks, of 64 query heads on 8 K/V heads, and both gradients."""
+    shapes = (1, 64, 2048, 128), (1, 8, 2048, 128), (1, 8, 2048, 128)
+    given = Problem.of_shapes(*shapes, dtype="bfloat16", causal=True)
+    plan = explained(given, H200, "qkv", deterministic=False)
+    join = [step.instance.kernel for step in plan.steps].index("bwd_join")
+    moved = (2 * 4 + 2) * 2 * 8 * 2048 * 128
+    assert plan.expected_us[join] == pytest.approx(2 + moved / 3.5e6)
+
+
 def test_all_but_the_times_is_the_plan() -> None:
-    for given in (problem(2, 4, 300, 72, causal=True), problem(1, 2, 64, 256)):
+    grouped = Problem.of_shapes(
+        *((1, 8, 500, 64), (1, 2, 500, 64), (1, 2, 500, 64)), dtype="float16"
+    )
+    for given in (problem(2, 4, 300, 72, causal=True), problem(1, 2, 64, 256), grouped):
         plan = explained(given, H200, "qkv", deterministic=True)
         expected = backward_plan(given._replace(returns_lse=True), H200, "qkv", True)
         assert plan._replace(expected_us=()) == expected

@@ -146,7 +146,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     tiles = variants(PROBLEM, A100, {})[:3]
     cubins = "right 2", "wrong 1", "right 1"
     compiled: Any = {v: (Row(v), cubin.encode()) for v, cubin in zip(tiles, cubins, strict=True)}
-    found = Run(PROBLEM, A100, None, None, compiled, GradientsOf(PROBLEM, A100))
+    found = Run(GradientsOf(PROBLEM, A100), None, None, compiled)
     found.build(list(tiles))
     found.measure(None)
     return found

@@ -19,6 +19,7 @@ from cufa.explorer.race import Race
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.stage import duel_of
+from cufa.explorer.subject import Subject
 from cufa.explorer.work import flops, memory_bound, nbytes, shortest_s
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -53,7 +54,7 @@ def compiled_run(*cubins: str, progress: Any = None) -> Run:
         v: (Row(v, registers=v.bn), cubin.encode())
         for v, cubin in zip(variants, cubins, strict=True)
     }
-    run = Run(PROBLEM, H200, None, progress, compiled)
+    run = Run(Subject(PROBLEM, H200), None, progress, compiled)
     run.build(variants)
     return run
 
@@ -197,7 +198,7 @@ def run_on(
     device: Device, problem: Problem, cubins: dict[Variant, bytes], operands: Operands | None = None
 ) -> Run:
     compiled = {variant: (Row(variant), cubin) for variant, cubin in cubins.items()}
-    run = Run(problem, device, None, None, compiled)
+    run = Run(Subject(problem, device), None, None, compiled)
     run.build(list(cubins))
     run.measure(operands)
     return run

@@ -138,10 +138,12 @@ def test_a_layer_is_written_once_for_an_extend(rng: np.random.Generator, empty: 
     cache.write(*other)
     np.testing.assert_array_equal(held(cache, 0)[0], -k[0])
     np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, 2:])
-    cache.extend(0)
-    cache.write(*other)  # nothing, as the caller has said
-    np.testing.assert_array_equal(held(cache, 2)[0], k[2, :, 2:])
-    cache[3:].write(k[3:], v[3:])
+    for nothing in (lambda: cache.extend(0), lambda: cache.truncate(0)):
+        nothing()
+        with pytest.raises(ValueError, match="no token is new to layer 0: call extend before"):
+            cache.write(*other)
+        cache.write(k[:, :, :0], v[:, :, :0])
+        cache[3:].write(k[3:], v[3:])
 
 
 def test_views_are_written_one_by_one(rng: np.random.Generator, empty: Any) -> None:
@@ -280,20 +282,57 @@ def test_an_append_that_fails_has_changed_nothing(
     np.testing.assert_array_equal(held(cache, 1)[0], np.append(k[1], k[1], axis=1))
 
 
-def test_what_is_not_written_before_the_next_extend_stays_as_it_was(
-    rng: np.random.Generator, empty: Any
-) -> None:
+def test_tokens_that_a_layer_misses_are_not_used(rng: np.random.Generator, empty: Any) -> None:
+    """They would be zeros: a step has forgotten `write`, or called `extend` twice."""
+    cache = empty(layers=2)
+    k, v = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV)
+    cache.extend([3, 0, 3])
+    cache.write(k, v, layer=1)
+    misses = "layer 0 holds 0 of the 3 tokens of sequence 2: write those that extend has made room"
+    for use in (
+        lambda: cache[1:].decode(k),
+        lambda: cache.reorder([2, 1, 2]),
+        lambda: cache.fork(2) if cache.block_table is None else cache.reorder([0, 2, 1]),
+    ):
+        with pytest.raises(ValueError, match=misses):
+            use()
+    assert cache.host_lengths.tolist() == [3, 0, 3]
+    cache.extend(2)
+    with pytest.raises(ValueError, match="layer 0 holds 0 tokens of sequence 0, which had 3 be"):
+        cache.write(k, v)
+    cache.write(k, v, layer=1)
+    assert cache.decode(k, layer=1).shape == v.shape
+    cache.truncate(0)
+    cache.extend(5)
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+        np.testing.assert_array_equal(held(cache, 2, layer)[0], k[2])
+    cache = empty()
+    cache.extend(2)
+    with pytest.raises(ValueError, match="layer 0 holds 0 of the 2 tokens of sequence 0"):
+        cache.append(k, v)
+    assert cache.host_lengths.tolist() == [2, 2, 2]
+
+
+def test_there_is_nothing_to_attend_to(rng: np.random.Generator, empty: Any) -> None:
     cache = empty()
     k, v = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV)
-    cache.extend(3)
-    cache.extend(2)
-    cache.write(k, v)
-    for i in range(3):
-        keys, values = held(cache, i)
-        assert not keys[:, :3].any()
-        assert not values[:, :3].any()
-        np.testing.assert_array_equal(keys[:, 3:], k[i, :, 3:])
-        np.testing.assert_array_equal(values[:, 3:], v[i, :, 3:])
+    with pytest.raises(ValueError, match="no sequence has a token to attend to: append tokens"):
+        cache.decode(k)
+    cache.append(k, v, counts=[0, 5, 0])
+    assert not cache.decode(k)[::2].any()
+    with pytest.raises(ValueError, match="no sequence has a token"):
+        cache[:1].decode(k[:1])
+    assert cache[1:1].decode(k[1:1]).shape == (0, H, 5, DV)
+
+
+def test_a_view_says_what_is_of_the_whole(empty: Any) -> None:
+    cache = empty()
+    for name in ("fork", "allocate", "free", "free_pages"):
+        with pytest.raises(AttributeError, match=rf"{name} is of the whole .*\(sequences 1 to 2\)"):
+            getattr(cache[1:], name)
+    with pytest.raises(AttributeError, match="'Cache' object has no attribute 'lenght'"):
+        cache[1:].lenght  # noqa: B018
 
 
 def test_views_of_the_cache_are_not_taken(rng: np.random.Generator, empty: Any) -> None:
@@ -679,13 +718,15 @@ def test_a_shared_page_is_copied_by_all_that_write_but_one(rng: np.random.Genera
     assert cache.free_pages == 2
 
 
-def test_a_fork_has_what_is_written_after_it(rng: np.random.Generator) -> None:
+def test_a_fork_is_of_tokens_that_are_written(rng: np.random.Generator) -> None:
     cache = PagedKVCache(6, 4, 2, H, D, head_dim_v=DV, dtype="float32")
     k, v = drawn(rng, 2, H, 6, D), drawn(rng, 2, H, 6, DV)
     cache.allocate()
     cache.extend(6)
-    cache.fork(0)
+    with pytest.raises(ValueError, match="layer 0 holds 0 of the 6 tokens of sequence 0"):
+        cache.fork(0)
     cache.write(k, v)
+    cache.fork(0)
     for i in range(2):
         np.testing.assert_array_equal(held(cache, i)[0], k[0])
         np.testing.assert_array_equal(held(cache, i)[1], v[0])
@@ -850,6 +891,9 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
                 np.testing.assert_array_equal(table(), before[0])
                 assert cache.free_pages == before[1]
                 step = "no room"
+        elif not cache.host_lengths.any():
+            with pytest.raises(ValueError, match=r"no sequence has a token|none of the sequences"):
+                cache.decode(xp.asarray(drawn(rng, sequences, H, 2, D)))
         else:
             q = drawn(rng, sequences, H, 2, D)
             out = to_host(cache.decode(xp.asarray(q)))

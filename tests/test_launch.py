@@ -22,6 +22,7 @@ from cufa.compiler import jit
 from cufa.features.causal import Causal
 from cufa.features.window import Window
 from cufa.launch import calls, counters, loaded, prepare, scratch
+from cufa.launch.signature import Signature
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -415,8 +416,8 @@ def test_a_variant_that_looks_like_a_known_one(
 
 def prepares(rng: np.random.Generator, *lengths: int) -> int:
     """Make calls, and return how many of them had to be prepared."""
-    of_kind = prepare.Kind._prepared
-    with mock.patch.object(prepare.Kind, "_prepared", autospec=True) as prepared:
+    of_kind = prepare.Kind.prepare
+    with mock.patch.object(prepare.Kind, "prepare", autospec=True) as prepared:
         prepared.side_effect = of_kind
         for length in lengths:
             checked(legal(rng, sq=length))
@@ -435,7 +436,7 @@ def test_what_comes_again_is_remembered(rng: np.random.Generator) -> None:
 def test_tensor_maps_are_remembered(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Arrays of an earlier shape, with others or not, have maps; the oldest go."""
+    """Arrays of an earlier shape, with others or not, have maps; too many go all at once."""
     monkeypatch.setattr(loaded, "_MAPS", 8)
     for sq, sk, maps in ((5, 7, 2), (6, 7, 1), (5, 8, 1), (6, 8, 0), (6, 6, 1), (8, 7, 1)):
         encoded = len(gpu.driver.encoded)
@@ -448,6 +449,25 @@ def test_tensor_maps_are_remembered(
     encoded = len(gpu.driver.encoded)
     checked(legal(rng, sq=5, sk=7))
     assert len(gpu.driver.encoded) == encoded + 2
+
+
+@pytest.mark.usefixtures("gpu")
+@dtypes
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_arrays_are_prepared_like_others(
+    rng: np.random.Generator, dtype: str, causal: bool
+) -> None:
+    for sq, sk in ((1, 700), (1, 7), (130, 130), (600, 300)):
+        call = legal(rng, dtype=dtype, sq=sq, sk=sk)
+        cufa.attention(**call, causal=causal)
+        (kind,) = calls._kinds.values()
+        key, address = kind.latest[0], call["q"].data.ptr
+        plain = kind._plain(key, address)
+        other = kind._prepared(Signature.of(key), address, kind._planner)
+        assert plain is not None
+        assert other is not None
+        assert plain.launch.parameter == other.launch.parameter
+        assert plain[1:] == other[1:]
 
 
 def test_what_is_remembered_is_bounded(

@@ -123,6 +123,13 @@ def test_a_second_write_is_refused_but_in_a_capture(
             refused()  # type: ignore[no-untyped-call]
     gpu.stream = Stream()
     cache.write(k, v)  # the captured one has not run
+    for _ in range(2):
+        cache.extend(1)  # and a replay, which the host does not see
+    cache.reorder([1, 0, 2])
+    cache.extend(1)
+    cache.write(k, v)
+    with pytest.raises(ValueError, match="layer 0 has the newest tokens of sequence 0"):
+        cache.write(k, v)
 
 
 def test_nobody_is_there_when_a_graph_is_captured(gpu: Gpu, rng: np.random.Generator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -274,6 +275,12 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "iteration": (lambda s, b, h, i, j: sum(s), "an iteration asks"),
     "range": (lambda s, b, h, i, j: sum(range(i)), r"or range\(\), asks"),
     "a list": (lambda s, b, h, i, j: [1, 2][i], "an index of a list"),
+    "str": (lambda s, b, h, i, j: s + len(str(i)), r"str\(\), a format or print\(\) asks for a"),
+    "format": (lambda s, b, h, i, j: s + len(f"{s}"), r"str\(\), a format or print"),
+    "a bool to return": (
+        lambda s, b, h, i, j: s > 1,
+        "it returns what is bool: a score .* mask_mod",
+    ),
     "len": (lambda s, b, h, i, j: s + len(s), r"len\(\)"),
     "asarray": (lambda s, b, h, i, j: np.asarray(s), "an array of it"),
     "an attribute": (lambda s, b, h, i, j: Elsewhere.table[i], "an index of a list"),
@@ -308,7 +315,11 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
 def test_what_cannot_be_traced(name: str) -> None:
     """The message says what, and in which line."""
     score_mod, message = BAD[name]
-    where = "" if name in ("five arguments", "none") else r".*test_own\.py, line \d+: "
+    where = (
+        ""
+        if name in ("five arguments", "none", "a bool to return")
+        else r".*test_own\.py, line \d+: "
+    )
     with pytest.raises(TypeError, match=f"^score_mod cannot be traced: .*{message}{where}"):
         own(score_mod, None)
 
@@ -323,7 +334,6 @@ def test_a_value_that_is_kept() -> None:
         Keeps.values.append(s)
         return s + Keeps.values[0]
 
-    own(score_mod, None)
     with pytest.raises(TypeError, match="a value of an earlier trace"):
         own(score_mod, None)
 
@@ -339,6 +349,40 @@ def test_what_is_no_function(given: Any) -> None:
         own(given, None)
     with pytest.raises(TypeError, match=r"^mask_mod must be a function"):
         own(None, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "way_out"),
+    [
+        (functools.lru_cache(lambda s, b, h, i, j: s), "give the function that it wraps"),
+        (np.add, "call it in a lambda"),
+        (functools.partial(np.add, 1), "call it in a lambda"),
+        (max, "call it in a lambda"),
+    ],
+    ids=["lru_cache", "ufunc", "partial", "builtin"],
+)
+def test_what_can_be_called_and_is_no_function(given: Any, way_out: str) -> None:
+    with pytest.raises(TypeError, match=f"^score_mod must be a function .*: {way_out}"):
+        own(given, None)
+
+
+def test_a_function_that_is_another_each_time() -> None:
+    """Else it would have the random numbers of its first trace for good."""
+    numbers = iter(range(10))
+    for score_mod in (
+        lambda s, b, h, i, j: s + np.random.rand(),
+        lambda s, b, h, i, j: s + next(numbers),
+    ):
+        with pytest.raises(TypeError, match=r"^score_mod is another function .* dropout"):
+            own(score_mod, None)
+    with pytest.raises(TypeError, match=r"^mask_mod is another function"):
+        own(None, lambda b, h, i, j: i < np.random.randint(1 << 30))
+
+
+def test_a_masked_array_is_not_read() -> None:
+    table = np.ma.array([1.0, 2.0], mask=[False, True], dtype=np.float32)
+    with pytest.raises(TypeError, match=r"^score_mod: table is a masked array.*filled\(\.\.\.\)"):
+        own(lambda s, b, h, i, j: s + table[h], None)
 
 
 def test_too_many_arrays() -> None:

@@ -188,7 +188,7 @@ def test_batch_invariant_says_where_the_variant_comes_from() -> None:
     table = Table(
         "h200", "", "a day", "a test", {problem_class(call._replace(batch=1), H200): TUNED}
     )
-    found = attention.explained(call, H200, table=table, batch_invariant=True)
+    found = attention.Planner(call, H200, table=table, batch_invariant=True).explained(call)
     assert "tuned on a day" in found.reason
     assert not found.expected_us
     with pytest.raises(ValueError, match=r"^k: .* without batch_invariant another kernel runs"):
@@ -196,16 +196,19 @@ def test_batch_invariant_says_where_the_variant_comes_from() -> None:
 
 
 def test_expected_times() -> None:
-    found = attention.explained(problem(1, 32, 8, 1024, 1024), H200)
+    def explained(call: Problem, gpu: device.Device) -> Plan | DecodePlan:
+        return attention.Planner(call, gpu).explained(call)
+
+    found = explained(problem(1, 32, 8, 1024, 1024), H200)
     assert found.expected_us[0][0] == found.variant
     times = [us for _, us in found.expected_us]
     assert len(times) > 2
     assert times == sorted(times)
     assert 15 < times[0] < 25
-    found = attention.explained(problem(16, 32, 8, 5, 8192), H200)
+    found = explained(problem(16, 32, 8, 5, 8192), H200)
     assert [variant.kernel for variant, _ in found.expected_us] == ["decode", "fa3_wgmma"]
-    assert not attention.explained(problem(1, 32, 8, 1024, 1024), device.named("a100")).expected_us
-    assert not attention.explained(problem(0, 32, 8, 1024, 1024), H200).expected_us
+    assert not explained(problem(1, 32, 8, 1024, 1024), device.named("a100")).expected_us
+    assert not explained(problem(0, 32, 8, 1024, 1024), H200).expected_us
 
 
 @example(problem(1, 4, 2, 1, 127, 64), H200)

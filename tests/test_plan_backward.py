@@ -95,8 +95,8 @@ def test_steps_and_memory() -> None:
     assert [step.grid for step in plan.steps] == [24, 2 * 2 * 8, 24]
     assert (plan.row_lse, plan.row_delta, plan.dq_sums) == (0, rows, 2 * rows)
     assert plan.turns == rows * (2 + 128)
-    # A turn for 8 rows, and how many blocks have begun.
-    assert plan.workspace_words == rows * (2 + 128) + rows // 8 + 4
+    # A turn for 16 rows, and how many blocks have begun.
+    assert plan.workspace_words == rows * (2 + 128) + rows // 16 + 4
 
 
 def test_wide_heads_on_hopper() -> None:
@@ -129,10 +129,41 @@ def test_which_kernel(gpu: str, d: int, options: Any, maps: bool, kernel: str) -
 
 
 def test_what_is_not_wanted_takes_no_memory() -> None:
-    problem = Problem.of_shapes((1, 4, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64), dtype="bfloat16")
+    problem = Problem.of_shapes((1, 2, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64), dtype="bfloat16")
     plan = backward_plan(problem, device.named("h200"), "k", True)
     assert [step.instance.kernel for step in plan.steps] == ["bwd_prepare", "bwd_wgmma"]
-    assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 4 * 128)
+    assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 2 * 128)
+
+
+@pytest.mark.parametrize(
+    ("heads_q", "heads_kv", "n", "options", "splits"),
+    [
+        (64, 8, 2048, {"causal": True}, 2),
+        (28, 4, 3000, {"causal": True}, 3),
+        (64, 8, 2048, {}, 1),
+        (32, 8, 512, {"causal": True}, 4),
+        (16, 16, 512, {"causal": True}, 1),
+        (64, 8, 16384, {"causal": True}, 1),
+        (64, 8, 2048, {"window": (500, 0)}, 1),
+    ],
+)
+def test_few_heads_of_keys_share_their_query_heads(
+    heads_q: int, heads_kv: int, n: int, options: Any, splits: int
+) -> None:
+    """Each block leaves its part of dK and dV, and a step adds these up."""
+    shapes = (1, heads_q, n, 128), (1, heads_kv, n, 128), (1, heads_kv, n, 128)
+    problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
+    plan = backward_plan(problem, device.named("h200"), "qkv", False)
+    tiles = heads_kv * -(-n // 128)
+    assert plan.kv_splits == splits
+    assert plan.steps[1].grid == tiles * splits
+    names = [step.instance.kernel for step in plan.steps]
+    join = ["bwd_join"] * (splits > 1)
+    assert names == ["bwd_prepare", "bwd_wgmma", *join, "bwd_finish"]
+    rows = heads_q * plan.workspace_rows
+    parts = tiles * splits * 128 * 256 if splits > 1 else 0
+    assert plan.workspace_words == rows * (2 + 128) + parts
+    assert parts <= 64 << 20 >> 2
 
 
 KEY_TILES = 8

@@ -72,7 +72,7 @@ def call_of(p: Problem, layout: str = "bhsd") -> Call:
         "v": (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
     }
     call: Call = {n: virtual(in_layout(s, layout), p.dtype) for n, s in shapes.items()}
-    call.update(asked={"causal": p.causal}, scale=p.scale, layout=layout, out=None, xp=np)
+    call.update(causal=p.causal, scale=p.scale, layout=layout, out=None)
     return call
 
 
@@ -93,7 +93,7 @@ def small_call(**changes: Any) -> Call:
 def test_every_legal_problem_is_accepted(p: Problem, layout: str) -> None:
     call = call_of(p, layout)
     assert array_module(call["q"], call["k"], call["v"], call["out"]) is np
-    parsed, operands = parse(**call)
+    parsed, operands = parse(call, np)
     assert parsed == p
     assert hash(parsed) == hash(p)
     assert operands.q.shape == (p.batch, p.heads_q, p.seq_q, p.head_dim)
@@ -118,14 +118,14 @@ def test_out_has_the_shape_of_the_result(p: Problem, layout: str, ndim: int) -> 
     assert len(lse_shape) == ndim - 1
     assert math.prod(lse_shape) == p.batch * p.heads_q * p.seq_q
     out = np.empty(shape, DTYPES[p.dtype])
-    parsed, operands = parse(**{**call, "out": out})
+    parsed, operands = parse({**call, "out": out}, np)
     assert parsed == p
     assert operands.out.shape == (p.batch, p.heads_q, p.seq_q, p.head_dim_v)
     assert out.size == 0 or np.shares_memory(operands.out, out)
 
 
 def test_defaults() -> None:
-    parsed, _ = parse(**small_call(scale=None))
+    parsed, _ = parse(small_call(scale=None), np)
     assert parsed.scale == 1 / math.sqrt(8)
     assert Problem.of_shapes((1, 1, 2, 16), (1, 1, 2, 16), (1, 1, 2, 16)).scale == 0.25
 
@@ -139,20 +139,20 @@ def test_group(hq: int, hk: int, group: int) -> None:
 
 @pytest.mark.parametrize("scale", [0, -1, 0.0, np.float16(0.5), np.int64(3), Fraction(1, 3)])
 def test_scale_is_any_real_number(scale: Any) -> None:
-    parsed, _ = parse(**small_call(scale=scale))
+    parsed, _ = parse(small_call(scale=scale), np)
     assert parsed.scale == float(scale)
     assert type(parsed.scale) is float
 
 
 def test_numpy_bool_is_a_bool() -> None:
-    parsed, _ = parse(**small_call(asked={"causal": np.True_}))
+    parsed, _ = parse(small_call(causal=np.True_), np)
     assert parsed.causal is True
 
 
 def test_subclasses_are_taken_as_plain_arrays(tmp_path: Any) -> None:
     out = np.memmap(tmp_path / "out", np.float32, "w+", shape=(5, 4))
     q, k, v = (np.ones(s, np.float32).view(np.matrix) for s in ((5, 8), (7, 8), (7, 4)))
-    _, operands = parse(**small_call(q=q, k=k, v=v, out=out))
+    _, operands = parse(small_call(q=q, k=k, v=v, out=out), np)
     assert all(type(x) is np.ndarray for x in operands[:4])
     assert np.shares_memory(operands.out, out)
 
@@ -164,17 +164,17 @@ def test_out_in_the_same_buffer_but_not_overlapping_is_accepted() -> None:
     # One packed buffer (b, s, 4, h, d): q, k, v and out are interleaved, and share nothing.
     packed = np.zeros((2, 7, 4, 3, 59), np.float16)
     q, k, v, out = (packed[:, :, i] for i in range(4))
-    _, operands = parse(**small_call(q=q, k=k, v=v, out=out, layout="bshd"))
+    _, operands = parse(small_call(q=q, k=k, v=v, out=out, layout="bshd"), np)
     assert operands.out.strides == out.swapaxes(1, 2).strides
     columns = np.split(np.zeros((3, 5, 7, 32), np.float32), 4, axis=3)
-    parse(**small_call(**dict(zip(("q", "k", "v", "out"), columns, strict=True))))
+    parse(small_call(**dict(zip(("q", "k", "v", "out"), columns, strict=True))), np)
 
 
 def test_inputs_may_be_broadcast_and_share_memory() -> None:
     q = np.ones((2, 6, 5, 8), np.float32)
     k = np.broadcast_to(q[:, :1], (2, 3, 5, 8))
-    parse(**small_call(q=q, k=k, v=k, out=None))
-    parse(**small_call(q=q[..., ::-1, :], k=k[..., ::-1], v=k[:, :, ::-1], out=None))
+    parse(small_call(q=q, k=k, v=k, out=None), np)
+    parse(small_call(q=q[..., ::-1, :], k=k[..., ::-1], v=k[:, :, ::-1], out=None), np)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -183,17 +183,17 @@ def test_out_overlapping_an_input(name: str) -> None:
     call = small_call(**{n: np.zeros((2, 3, 5, 8), np.float32) for n in "qkv"})
     call[name] = buffer[..., :8]
     with pytest.raises(ValueError, match=rf"^out .* shares memory with {name} \(shape"):
-        parse(**{**call, "out": buffer[..., 1:]})
+        parse({**call, "out": buffer[..., 1:]}, np)
 
 
 def test_out_overlapping_itself() -> None:
     out = np.lib.stride_tricks.sliding_window_view(np.zeros(8, np.float32), 4, writeable=True)
     q, k, v = (np.zeros(s, np.float32) for s in ((5, 8), (7, 8), (7, 4)))
     with pytest.raises(ValueError, match=r"^out .* share memory"):
-        parse(**small_call(q=q, k=k, v=v, out=out))
+        parse(small_call(q=q, k=k, v=v, out=out), np)
     broadcast = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (5, 4), (0, 4))
     with pytest.raises(ValueError, match=r"^out .* share memory"):
-        parse(**small_call(q=q, k=k, v=v, out=broadcast))
+        parse(small_call(q=q, k=k, v=v, out=broadcast), np)
 
 
 # --- what is illegal ---
@@ -239,9 +239,9 @@ SPOILERS: dict[str, Callable[[Call], tuple[Call, Error, str]]] = {
     ),
     "v head_dim 0": lambda c: ({"v": c["v"][..., :0]}, ValueError, "v"),
     "v head_dim 300": lambda c: ({"v": grown(c, "v", 3, 300 - c["v"].shape[3])}, ValueError, "v"),
-    "causal int": lambda c: ({"asked": {"causal": 1}}, TypeError, "causal"),
-    "causal None": lambda c: ({"asked": {"causal": None}}, TypeError, "causal"),
-    "causal array": lambda c: ({"asked": {"causal": np.array([True])}}, TypeError, "causal"),
+    "causal int": lambda c: ({"causal": 1}, TypeError, "causal"),
+    "causal None": lambda c: ({"causal": None}, TypeError, "causal"),
+    "causal array": lambda c: ({"causal": np.array([True])}, TypeError, "causal"),
     "scale bool": lambda c: ({"scale": True}, TypeError, "scale"),
     "scale string": lambda c: ({"scale": "1"}, TypeError, "scale"),
     "scale complex": lambda c: ({"scale": 1j}, TypeError, "scale"),
@@ -275,7 +275,7 @@ def test_every_illegal_call_names_the_argument(p: Problem, spoiler: str) -> None
     changes, error, name = SPOILERS[spoiler](call)
     call.update(changes)
     with pytest.raises(error, match=rf"^{name}\b"):
-        parse(**call)
+        parse(call, np)
 
 
 @pytest.mark.parametrize("spoiler", sorted(SPOILERS))
@@ -285,7 +285,7 @@ def test_nothing_is_written_before_an_error(spoiler: str) -> None:
     changes, error, name = SPOILERS[spoiler](call)
     call.update(changes)
     with pytest.raises(error, match=rf"^{name}\b") as info:
-        parse(**call)
+        parse(call, np)
     assert np.all(out == 7.0)
     if error is ValueError and name in "qkv":
         assert str(call[name].shape) in str(info.value)
@@ -295,7 +295,7 @@ def test_messages_quote_the_shapes_as_the_caller_wrote_them() -> None:
     q, k = np.zeros((2, 5, 6, 8), np.float32), np.zeros((2, 7, 4, 8), np.float32)
     expected = "q has shape (2, 5, 6, 8), but k has shape (2, 7, 4, 8): heads 6 is no multiple"
     with pytest.raises(ValueError, match=re.escape(expected)):
-        parse(**small_call(q=q, k=k, v=k, out=None, layout="bshd"))
+        parse(small_call(q=q, k=k, v=k, out=None, layout="bshd"), np)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def device_0(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def cupy_call(cupy: Any, **changes: Any) -> Call:
     shape = (2, 3, 5, 8)
     call: Call = {n: device_array(cupy, shape, at=i << 20) for i, n in enumerate(("q", "k", "v"))}
-    call.update(out=device_array(cupy, shape, at=1 << 24), asked={}, scale=None, layout="bhsd")
+    call.update(out=device_array(cupy, shape, at=1 << 24), scale=None, layout="bhsd")
     call.update(changes)
     return call
 
@@ -355,9 +355,8 @@ def test_cupy_arrays_are_accepted(cupy: Any, dtype: str) -> None:
     q = device_array(cupy, shape, dtype=dtype)
     out = device_array(cupy, shape, at=1 << 20, dtype=dtype)
     assert array_module(q, q, q, out) is cupy
-    p, operands = parse(
-        q, q, q, asked={"causal": True}, scale=None, layout="bshd", out=out, xp=cupy
-    )
+    call = {"q": q, "k": q, "v": q, "causal": True, "layout": "bshd", "out": out}
+    p, operands = parse(call, cupy)
     assert p == Problem(dtype, 2, 3, 3, 5, 5, 8, 8, 1 / math.sqrt(8), (Causal(),))
     assert all(isinstance(x, cupy.ndarray) and x.shape == (2, 3, 5, 8) for x in operands[:4])
     assert operands.out.data.ptr == out.data.ptr
@@ -369,31 +368,31 @@ def test_array_on_another_device(cupy: Any, name: str) -> None:
     call = cupy_call(cupy)
     call[name] = device_array(cupy, (2, 3, 5, 8), device=1, at=1 << 25)
     with pytest.raises(ValueError, match=rf"^{name} .* is on device 1, but .* device is 0"):
-        parse(**call, xp=cupy)
+        parse(call, cupy)
 
 
 @pytest.mark.usefixtures("device_0")
 def test_misaligned_elements(cupy: Any) -> None:
     call = cupy_call(cupy, k=device_array(cupy, (2, 3, 5, 8), at=(1 << 25) + 1))
     with pytest.raises(ValueError, match=r"^k .* no multiple of 2 bytes"):
-        parse(**call, xp=cupy)
+        parse(call, cupy)
 
 
 @pytest.mark.usefixtures("device_0")
 def test_cupy_out_overlap(cupy: Any) -> None:
     packed = device_array(cupy, (2, 5, 4, 3, 8), at=1 << 26)
     q, k, v, out = (packed[:, :, i] for i in range(4))
-    parse(**cupy_call(cupy, q=q, k=k, v=v, out=out, layout="bshd"), xp=cupy)
+    parse(cupy_call(cupy, q=q, k=k, v=v, out=out, layout="bshd"), cupy)
     for name in "qkv":
         call = cupy_call(cupy, q=q, k=k, v=v, layout="bshd")
         with pytest.raises(ValueError, match=rf"^out .* shares memory with {name}"):
-            parse(**{**call, "out": call[name]}, xp=cupy)
+            parse({**call, "out": call[name]}, cupy)
     # Beginning inside q, and ending after it; and running backwards over it.
     flat = device_array(cupy, (480,), at=1 << 27)
     q, out = flat[:240].reshape(2, 3, 5, 8), flat[200:440].reshape(2, 3, 5, 8)
     for view in (out, out[:, :, ::-1]):
         with pytest.raises(ValueError, match=r"^out .* shares memory with q"):
-            parse(**cupy_call(cupy, q=q, out=view), xp=cupy)
+            parse(cupy_call(cupy, q=q, out=view), cupy)
     broadcast = cupy.broadcast_to(device_array(cupy, (2, 3, 1, 8), at=1 << 28), (2, 3, 5, 8))
     with pytest.raises(ValueError, match=r"^out .* share memory"):
-        parse(**cupy_call(cupy, out=broadcast), xp=cupy)
+        parse(cupy_call(cupy, out=broadcast), cupy)

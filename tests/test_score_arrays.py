@@ -190,6 +190,17 @@ def test_bad_arrays(
                 function(q, k, k, **bad)
 
 
+@pytest.mark.parametrize("keys", [1, 3, 15])
+def test_bits_of_keys_that_there_are_not(keys: int) -> None:
+    """Such as those of a mask with an element a key, which has the shape of one with bits."""
+    q, k = np.ones((2, 4, 16, 8), np.float32), np.ones((2, 4, keys, 8), np.float32)
+    mask = np.ones((16, -(-keys // 8)), np.uint8)
+    with pytest.raises(ValueError, match=rf"^mask has bits beyond .* {keys} keys.*astype\(bool\)"):
+        cufa.attention(q, k, k, mask=mask)
+    packed = np.packbits(np.ones((16, keys), bool), axis=-1)
+    np.testing.assert_array_equal(cufa.attention(q, k, k, mask=packed), 1)
+
+
 @pytest.mark.parametrize("name", ["alibi_slopes", "bias", "mask", "sinks"])
 def test_what_is_no_array_of_its_kind(name: str) -> None:
     q = np.ones((2, 4, 5, 8), np.float16)

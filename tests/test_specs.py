@@ -19,6 +19,7 @@ from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import PARAMS as BACKWARD_PARAMS
 from cufa.specs.backward import BackwardSpec
 from cufa.specs.fp8_wgmma import Fp8Spec, Fp8Tile
+from cufa.specs.layout import numbers_of
 from cufa.specs.params import PARAMS
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
@@ -147,6 +148,8 @@ def members_of(text: str) -> list[str]:
 def test_backward_params_agree_with_the_source() -> None:
     text = (PACKAGE / "kernels" / "bwd_params.cuh").read_text()
     assert [*(PARAMS.names or ()), *members_of(text)] == list(BACKWARD_PARAMS.names or ())
+    *_, (_, offset, last) = numbers_of(BACKWARD_PARAMS)
+    assert offset + last.itemsize == BACKWARD_PARAMS.itemsize, "C++ would use the padding"
 
 
 @pytest.mark.parametrize("name", [*KERNELS, *AUXILIARY_KERNELS])

@@ -116,6 +116,18 @@ def test_a_character_that_the_prompt_begins_is_whole(
         assert shown == text[int((sizes <= cut).sum()) - 1 :]
 
 
+def test_bytes_that_are_no_text(bytes_: Tokenizer, pieces: Tokenizer) -> None:
+    """One U+FFFD for what is broken; letters around it stay, which no later byte can take back."""
+    for tokenizer, names in (
+        (bytes_, ["0", "Ç", "4", "æ", "Ĺ", "!"]),
+        (pieces, ["<0x30>", "<0xC7>", "<0x34>", "<0xE6>", "<0x97>", "<0x21>"]),
+    ):
+        tokens = [tokenizer._tokenizer.token_to_id(name) for name in names]
+        stream = tokenizer.stream([])
+        assert "".join(stream.push(token) for token in tokens) == "0\ufffd4\ufffd!"
+        assert stream.end() == ""
+
+
 def test_a_stream_takes_the_same_time_for_each_token(
     bytes_: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

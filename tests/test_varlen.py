@@ -141,7 +141,8 @@ def test_arrays_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> N
 
 def test_keys_in_use(xp: ModuleType, rng: np.random.Generator) -> None:
     lengths = ((30, 20, 61, 100), (40, 90, 61, 150))
-    used = np.array([33, 0, 100, 149], np.int32)
+    # On the device, more than a sequence has are all of them.
+    used = np.array([33, 0, 61 if xp is np else 100, 149], np.int32)
     arrays = ragged(rng, "float16", lengths, xp=xp)
     for first, end in ((33, 40), (40, 130), (191 + 149, 191 + 150)):
         arrays[1][first:end], arrays[2][first:end] = np.nan, np.nan
@@ -465,6 +466,17 @@ def test_lengths_on_the_host(gpu: Gpu, rng: np.random.Generator, dtype: str) -> 
             given: Any = x, x
             assert cufa.attention_varlen(rows, rows, rows, *given, seqused_k=x[:2]) is not None
     assert len(gpu.launches) == 18  # one more where offsets are on the device
+
+
+def test_more_keys_in_use_than_there_are(xp: ModuleType) -> None:
+    """On the host, as `lengths_k`; what is on the device is known there alone."""
+    rows = xp.ones((16, 2, 8), np.float32)
+    offsets = np.array([0, 7, 16])
+    for function in (cufa.attention_varlen, cufa.explain_varlen):
+        for used, i, most in (((9, 9), 0, 7), ((7, 10), 1, 9), ((7, -1), 1, 9)):
+            message = rf"^seqused_k\[{i}\] is {used[i]}: it must be 0 to {most}, the keys of seq"
+            with pytest.raises(ValueError, match=message):
+                function(rows, rows, rows, offsets, offsets, seqused_k=np.array(used))
 
 
 def test_bad_lengths(xp: ModuleType) -> None:

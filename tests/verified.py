@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 from datetime import date
 from pathlib import Path
 
-from emulated import FOLDERS
+import compiled
+from compiled import tokens
+from emulated import FOLDERS, SHARED
 from exhaustive import FAMILIES
 from shared_libraries import Sources
 
@@ -22,16 +23,11 @@ from cufa.compiler import source
 FILE = Path(__file__).parent / "data" / "verified.json"
 
 
-def tokens(text: str) -> str:
-    """Return source text without comments and spaces, which change no kernel."""
-    return "".join(re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL).split())
-
-
 def digest(family: str, sources: Sources) -> str:
     """Return a digest of all that a family's kernels are made of, for GPUs and for the emulator."""
     total = hashlib.sha256()
     for kernel in FAMILIES[family]:
-        emulated = sources.text(f'#include "ptx_sm90.cuh"\n#include "{kernel}.cu"')
+        emulated = sources.text(f'{SHARED}\n#include "{kernel}.cu"')
         total.update(f"{tokens(source.text(kernel))}\0{tokens(emulated)}\0".encode())
     return total.hexdigest()[:16]
 
@@ -63,6 +59,7 @@ def write(families: list[str]) -> None:
     for name in families:
         known[name] = {"digest": now[name], "nvrtc": version, "date": date.today().isoformat()}
     FILE.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    compiled.write(families)
 
 
 if __name__ == "__main__":

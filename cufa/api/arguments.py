@@ -9,17 +9,16 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cufa.api.block_mask import with_block_mask
-from cufa.arrays import Array, Operands
-from cufa.features import FEATURES
+from cufa.api.other_names import instead_of
+from cufa.arrays import Operands
+from cufa.checks import refuse_kernel
+from cufa.cpu.own import Own as Functions
+from cufa.cpu.own import checked
 from cufa.features.expression.own import Own
-from cufa.features.feature import Value
-from cufa.features.parts import ARRAYS
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-_VALUES = tuple(kind.ARGUMENT for kind in FEATURES if issubclass(kind, Value))
 
 
 def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
@@ -35,7 +34,9 @@ def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
             try:
                 bound = signature.bind(*args, **keywords)
             except TypeError as error:
-                raise TypeError(f"{decorated.__name__}() {error}") from None
+                unknown = next((name for name in keywords if name not in signature.parameters), "")
+                hint = instead_of(unknown)
+                raise TypeError(f"{decorated.__name__}() {error}{hint}") from None
             bound.apply_defaults()
             return decorated(**bound.arguments)
 
@@ -47,19 +48,7 @@ def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
     return decorate
 
 
-def values_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that say what becomes of the scores and are plain values."""
-    return {name: arguments[name] for name in _VALUES if name in arguments}
-
-
-def arrays_of(arguments: Mapping[str, Any]) -> dict[str, Array | None]:
-    """Return the arguments that are arrays which parts of the score read."""
-    return {name: arguments[name] for name in ARRAYS if name in arguments and name != "block_mask"}
-
-
-def parsed(
-    arguments: Mapping[str, Any], mods: Own, xp: ModuleType, out: Array | None, return_lse: bool
-) -> tuple[Problem, Operands]:
+def parsed(arguments: Mapping[str, Any], mods: Own, xp: ModuleType) -> tuple[Problem, Operands]:
     """Check the arguments that `attention` and its gradients have in common.
 
     Parameters
@@ -70,20 +59,17 @@ def parsed(
         The caller's functions, traced.
     xp : module
         That the arrays belong to.
-    out, return_lse
-        As in `cufa.problem.parse.parse`, which raises the errors.
     """
-    shared = {name: arguments[name] for name in ("scale", "layout", "lengths_k", "lengths_q")}
-    problem, operands = parse(
-        *(arguments[name] for name in "qkv"),
-        asked=values_of(arguments),
-        beside=arrays_of(arguments),
-        own=mods,
-        xp=xp,
-        out=out,
-        return_lse=return_lse,
-        **shared,
-    )
+    problem, operands = parse(arguments, xp, mods)
     if arguments["block_mask"] is not None:
         problem = with_block_mask(problem, arguments["block_mask"], xp)
     return problem, operands
+
+
+def functions_on_cpu(arguments: Mapping[str, Any]) -> Functions:
+    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
+    refuse_kernel(arguments["kernel"])
+    block_mask = arguments.get("block_mask")
+    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
+    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
+    return Functions(score_mod, mask_mod, tiles=tiles)

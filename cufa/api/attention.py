@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from cufa import device as devices
 from cufa.api import fp8_gpu
-from cufa.api.arguments import arguments_of, parsed
+from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.fp8 import as_8_bits
 from cufa.api.options import (
@@ -22,18 +22,17 @@ from cufa.api.options import (
     UserFunction,
     Window,
 )
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
-from cufa.cpu.lengths import attention_padded
-from cufa.cpu.own import Own as Functions
-from cufa.cpu.own import checked
+from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, Own, own
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
-from cufa.planner.attention import Planner, explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
@@ -95,6 +94,7 @@ def attention(
     return_lse: Literal[True],
     **options: Unpack[QuantizedOptions],
 ) -> tuple[Any, Any]: ...
+@refuses_other_names
 def attention(
     q: Array,
     k: Array,
@@ -123,6 +123,7 @@ def attention(
     out_dtype: DTypeLike | None = None,
     precision: Precision | None = None,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute exact attention, softmax(scale * Q K^T) V, without storing the scores.
 
@@ -166,8 +167,10 @@ def attention(
         four, of which those that q lacks have length 1.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
         True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
-        `numpy.packbits` packs the last axis, which then is not broadcast. A padding mask
-        (b, keys) is ``mask[:, None, None]``: alone, it would be taken for (sq, sk).
+        `numpy.packbits` packs the last axis, which then is not broadcast; of an element a key,
+        use ``mask.astype(bool)``. In NumPy arrays, bits beyond the last key are an error; on the
+        GPU they are not looked at. A padding mask (b, keys) is ``mask[:, None, None]``: alone, it
+        would be taken for (sq, sk).
     sinks : array, shape (hq,), float32
         A logit of each head that takes part in the softmax and has no value (gpt-oss).
     score_mod : function or str, optional
@@ -281,6 +284,8 @@ def attention(
     >>> lse.shape
     (1, 8, 100)
     """
+    if other_names:
+        refuse("attention", other_names)
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING
@@ -369,13 +374,13 @@ def explain(
     problem, _, xp = _parsed(arguments)
     check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
-        _functions(arguments)
+        functions_on_cpu(arguments)
         return cpu.plan(problem)
     if fp8 is not None:
         return fp8_gpu.planned(fp8, problem, options["kernel"])
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    invariant = options["batch_invariant"]
-    return explained(problem, device, options["kernel"], user_table(device), invariant)
+    kernel, invariant = options["kernel"], options["batch_invariant"]
+    return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 
 
 def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
@@ -388,20 +393,11 @@ def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Prob
     xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
         mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
-    return *parsed(arguments, mods, xp, arguments["out"], arguments["return_lse"]), xp
-
-
-def _functions(arguments: Mapping[str, Any]) -> Functions:
-    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
-    refuse_kernel(arguments["kernel"])
-    block_mask = arguments["block_mask"]
-    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
-    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    return Functions(score_mod, mask_mod, tiles=tiles)
+    return *parsed(arguments, mods, xp), xp
 
 
 def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) -> Any:
-    functions, q, out = _functions(arguments), arguments["q"], arguments["out"]
+    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
     shape, lse_shape = restore_shape(problem, np.ndim(q), arguments["layout"])
     if out is None:
         out = np.empty(shape, q.dtype)
@@ -412,8 +408,7 @@ def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) 
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=np.empty(result.shape, result.dtype))
     if problem.kv == "Padded":
-        lengths = arguments["lengths_k"], arguments["lengths_q"]
-        lse = attention_padded(problem, operands, *lengths, functions)
+        lse = attention_of_lengths(problem, operands, arguments, functions)
     else:
         _, lse = cpu.attention(problem, operands, functions)
     if result is not operands.out:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.api.arguments import parsed
 from cufa.api.backward_gpu import gradients_on_gpu, traced
-from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
-from cufa.arrays import AnyArray, ArrayT, as_bhsd, module_of_all
+from cufa.arrays import AnyArray, Array, ArrayT, Ints, Operands, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
-from cufa.cpu.backward_lengths import backward_padded
+from cufa.cpu.backward_lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, check, read_by
+from cufa.features.expression.own import NOTHING, Own, check, read_by
+from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
-from cufa.problem.parse import parse, restore_shape
+from cufa.problem.extras import arrays_of
+from cufa.problem.parse import restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
     WRT,
@@ -28,6 +32,7 @@ from cufa.problem.parse_backward import (
     check_results,
     check_wrt,
 )
+from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
@@ -147,71 +152,106 @@ def attention_backward(
     >>> dbias.shape
     (8, 1, 100)
     """
-    results = {"dout": dout, "out": out, "lse": lse}
-    into = {"dq": dq, "dk": dk, "dv": dv}
-    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    tensors = {"q": q, "k": k, "v": v}
+    return gradients_of(locals(), _call_of)
+
+
+class Call(NamedTuple):
+    """A call whose gradients are asked for, as far as dense and other arrays differ.
+
+    Attributes
+    ----------
+    problem : Problem
+    operands : Operands
+        With the seed of a dropout.
+    lengths : dict
+        The arrays that say how long sequences are, by argument, in order.
+    shapes : tuple
+        Those of the result and of its log-sum-exp.
+    view : callable
+        Makes a (batch, heads, seq, head_dim) view of an array of the caller's.
+    ndim : int
+        Axes of q, as parts of the score count them.
+    """
+
+    problem: Problem
+    operands: Operands
+    lengths: dict[str, Array | None]
+    shapes: tuple[Ints, Ints]
+    view: Callable[[Array], Array]
+    ndim: int
+
+
+def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Call:
+    problem, operands = parsed(arguments, functions, xp)
+    ndim, layout = len(arguments["q"].shape), arguments["layout"]
+    operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
+    lengths = ("lengths_k", "lengths_q") if problem.kv == "Padded" else ()
+    return Call(
+        *(problem, operands, {name: arguments[name] for name in lengths}),
+        restore_shape(problem, ndim, layout),
+        lambda x: as_bhsd(x, layout),
+        ndim,
+    )
+
+
+def gradients_of(
+    given: Mapping[str, Any], call_of: Callable[[Mapping[str, Any], Own, ModuleType], Call]
+) -> tuple[Any, ...]:
+    """Compute gradients, whatever says how long sequences are.
+
+    Parameters
+    ----------
+    given : mapping
+        The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
+    call_of : callable
+        Checks the arguments of the forward call, of which there are the caller's functions, and the
+        module that arrays belong to.
+    """
+    arguments = {**given, "out": None, "return_lse": True}
+    results = {name: given[name] for name in ("dout", "out", "lse")}
+    tensors = {name: given[name] for name in TENSORS}
+    into = {f"d{name}": given[f"d{name}"] for name in TENSORS}
+    beside, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
     written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
     if block_mask is not None:
-        mask_mod = mask_mod_of(block_mask, mask_mod)
-    dropout_p = check_dropout(dropout_p)
-    seed = check_dropout_seed(seed, dropout_p)
-    check_flag("deterministic", deterministic)
-    read = read_by_function(score_mod)
-    given = {**read, **tensors, **beside, **into}
-    wrt = check_wrt(wrt, given, read)
-    functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
-    problem, operands = parse(
-        *(q, k, v),
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        layout=layout,
-        out=None,
-        xp=xp,
-        beside=beside,
-        own=functions,
-        lengths_k=lengths_k,
-        lengths_q=lengths_q,
-        return_lse=True,
-    )
-    if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, xp)
-    ndim = len(q.shape)
-    shapes = restore_shape(problem, ndim, layout)
-    of_out, its_out, its_lse = check_results(results, q, shapes, xp)
-    its_lse = its_lse.reshape(operands.q.shape[:3])
-    its = Results(as_bhsd(of_out, layout), as_bhsd(its_out, layout), its_lse)
-    operands = operands._replace(seed=seed, out=its.out)
-    is_padded = problem.kv == "Padded"
-    others: dict[str, Any] = {"lengths_k": lengths_k, "lengths_q": lengths_q} if is_padded else {}
-    check_gradients(into, {**tensors, **results, **beside, **others, **functions.read}, xp)
+        arguments["mask_mod"] = mask_mod_of(block_mask, given["mask_mod"])
+    mods = arguments["score_mod"], arguments["mask_mod"]
+    arguments["dropout_p"] = check_dropout(given["dropout_p"])
+    deterministic = check_flag("deterministic", given["deterministic"])
+    read = read_by_function(mods[0])
+    named = {**read, **tensors, **beside, **into}
+    wrt = check_wrt(given["wrt"], named, read)
+    functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
+    problem, operands, lengths, shapes, view, ndim = call_of(arguments, functions, xp)
+    dout, out, lse = check_results(results, tensors["q"], shapes, xp)
+    its = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
+    inputs = {**tensors, **results, **beside, **{name: given[name] for name in lengths}}
+    check_gradients(into, {**inputs, **functions.read}, xp)
+    operands = operands._replace(out=its.out)
     if xp is not np:
         return gradients_on_gpu(
-            *(problem, operands, its, given),
-            (alibi_slopes, bias, mask, sinks, block_mask),
-            others,
+            *(problem, operands, its, named),
+            tuple(given.get(name) for name in ARRAYS),
+            lengths,
             functions,
             wrt=wrt,
-            view=lambda x: as_bhsd(x, layout),
+            view=view,
             ndim=ndim,
             deterministic=deterministic,
         )
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    own = cpu_own.differentiable(score_mod, mask_mod, read.keys() & {*wrt}, tiles)
+    own = cpu_own.differentiable(*mods, read.keys() & {*wrt}, tiles)
     for name, array in written.items():
         own.check_apart(name, array)
-    gradients = made(wrt, given, own.is_called)
-    views = gradients.viewed(lambda x: as_bhsd(x, layout), ndim)
-    if is_padded:
-        backward_padded(problem, operands, its, views, **others, own=own)
-    else:
+    gradients = made(wrt, named, own.is_called)
+    views = gradients.viewed(view, ndim)
+    if problem.kv == "Dense":
         on_cpu(problem, operands, its, views, own)
-    return returned(wrt, gradients, given)
+    else:
+        backward_of_lengths(problem, operands, its, views, lengths, own)
+    return returned(wrt, gradients, named)
 
 
 def read_by_function(score_mod: object) -> dict[str, Any]:

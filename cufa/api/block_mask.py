@@ -78,8 +78,8 @@ class BlockMask:
         mask_mod : function or str
             As in `cufa.attention`.
         batch, heads : int or None
-            Sequences and query heads; None where the mask is the same for all, which one in C++
-            must be.
+            Sequences and query heads; None where the mask is the same for all. One sequence or
+            head is for calls with more, too, if the mask does not depend on b or h.
         seq_q, seq_kv : int
             Queries and keys.
         block : tuple of int
@@ -130,7 +130,7 @@ class BlockMask:
             raise ValueError(f"block {block} makes {rows} x {columns} tiles, too many of all heads")
         if mask_mod is None:
             raise TypeError("mask_mod must be a function or a string of C++, not None")
-        if None in (batch, heads) and not isinstance(mask_mod, str):
+        if None in (batch, heads):
             read = indices_read(mask_mod)
             for name, index, size in (("batch", "b", batch), ("heads", "h", heads)):
                 if size is None and index in read:
@@ -222,6 +222,14 @@ def with_block_mask(problem: Problem, block_mask: BlockMask, xp: ModuleType) -> 
     if difference is not None:
         what, has, needed = difference
         raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
+    batch, heads = block_mask.kinds.shape[:2]
+    for name, index, n in (("batch", "b", batch), ("heads", "h", heads)):
+        needed = problem.sizes[index]
+        if n != needed and index in indices_read(block_mask.mask_mod):
+            raise ValueError(
+                f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the "
+                f"call has {needed}: make it with {name}={needed}"
+            )
     if xp is not np:
         check_devices({"block_mask": block_mask.kinds}, xp)
     # On the CPU, or where all is seen, or nothing

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import arrays_of, values_of
 from cufa.api.options import DecodeOptions, Layout, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import check_flag, check_integer, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
-from cufa.problem.extras import NO_ARRAYS, Extras
+from cufa.problem.extras import Extras
 from cufa.problem.parse import restore_shape
 from cufa.problem.parse_decode import DecodeOperands, parse_decode
 from cufa.problem.problem import Problem
@@ -24,8 +25,6 @@ from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_PARSED = ("lengths", "block_table", "scale", "layout", "out", "unified_max", "return_lse")
 
 
 @overload
@@ -55,6 +54,7 @@ def decode(
     return_lse: bool,
     **options: Unpack[DecodeOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@refuses_other_names
 def decode(
     q: Array,
     k_cache: Array,
@@ -75,6 +75,7 @@ def decode(
     num_splits: int | None = None,
     unified_max: float | None = None,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute attention of each sequence's newest queries over the keys that its cache holds.
 
@@ -183,6 +184,8 @@ def decode(
     >>> cufa.decode(q, k_cache, v_cache, lengths=np.array([3, 100])).shape
     (2, 8, 1, 64)
     """
+    if other_names:
+        refuse("decode", other_names)
     return decode_padded(
         q,
         k_cache,
@@ -260,45 +263,40 @@ def decode_padded(
         return result
     arguments = locals()
     check_flag("return_lse", return_lse)
-    num_splits = _checked_splits(num_splits)
-    problem, operands, xp = parse_decode(
-        *(q, k_cache, v_cache),
-        **{name: arguments[name] for name in _PARSED},
-        asked=values_of(arguments),
-        beside=arrays_of(arguments) if arrays else NO_ARRAYS,
-    )
+    if num_splits is not None:
+        num_splits = check_integer("num_splits", num_splits, "an integer or None")
+        if num_splits < 1:
+            raise ValueError(
+                "num_splits must be at least 1, or None to choose (flash-attn's 0), not "
+                f"{num_splits}"
+            )
+    problem, operands, xp = parse_decode(arguments)
     if xp is np:
         refuse_kernel(kernel)
-        return _on_cpu(problem, operands, q, out, layout, return_lse)
+        return _on_cpu(problem, operands, arguments)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, num_splits=num_splits)
     if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
         planner(problem)  # a kernel that cannot be is refused all the same
-        return _nothing(problem, q, out, sinks, layout, return_lse)
+        return _nothing(problem, arguments)
     on_device = map(calls.on_device, ("lengths", "block_table"), extras.lengths)
     extras = extras._replace(lengths=tuple(on_device))
     kind = Kind(problem, layout, device, device_id, planner, extras, padded)
     return calls.run(q, k_cache, v_cache, out, return_lse, options, kind, extras)
 
 
-def _nothing(
-    problem: Problem,
-    q: Array,
-    out: Array | None,
-    sinks: Array | None,
-    layout: str,
-    return_lse: bool,
-) -> Any:
+def _nothing(problem: Problem, arguments: Mapping[str, Any]) -> Any:
     """Return the results on the GPU where there are no keys, or no queries."""
     import cupy
 
-    shape, lse_shape = restore_shape(problem, 4, layout)
+    q, out, sinks = (arguments[name] for name in ("q", "out", "sinks"))
+    shape, lse_shape = restore_shape(problem, 4, arguments["layout"])
     if out is None:
         out = cupy.empty(shape, q.dtype)
     if out.size:
         out[...] = 0
-    if not return_lse:
+    if not arguments["return_lse"]:
         return out
     lse = cupy.empty(lse_shape, np.float32)
     if lse.size:
@@ -306,27 +304,11 @@ def _nothing(
     return out, lse
 
 
-def _on_cpu(
-    problem: Problem,
-    operands: DecodeOperands,
-    q: Array,
-    out: Array | None,
-    layout: str,
-    return_lse: bool,
-) -> Any:
-    shape, _ = restore_shape(problem, 4, layout)
+def _on_cpu(problem: Problem, operands: DecodeOperands, arguments: Mapping[str, Any]) -> Any:
+    out, layout = arguments["out"], arguments["layout"]
     if out is None:
-        out = np.empty(shape, q.dtype)
+        shape, _ = restore_shape(problem, 4, layout)
+        out = np.empty(shape, arguments["q"].dtype)
         operands = operands._replace(out=as_bhsd(out, layout))
     lse = cpu.decode(problem, operands)
-    return (out, lse) if return_lse else out
-
-
-def _checked_splits(num_splits: object) -> int | None:
-    if num_splits is None:
-        return None
-    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
-        raise TypeError(f"num_splits must be an integer or None, not {type(num_splits).__name__}")
-    if num_splits < 1:
-        raise ValueError(f"num_splits must be at least 1, not {num_splits}")
-    return int(num_splits)
+    return (out, lse) if arguments["return_lse"] else out

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cufa import device as devices
+from cufa.api.arguments import parsed
 from cufa.api.backward import read_by_function
 from cufa.api.backward_gpu import traced
-from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import AnyArray, array_module
 from cufa.checks import check_flag
@@ -21,7 +22,7 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan
 from cufa.planner.backward_model import explained
-from cufa.problem.parse import parse
+from cufa.problem.extras import arrays_of
 from cufa.problem.parse_backward import TENSORS, Gradients, check_wrt
 
 
@@ -85,27 +86,11 @@ def explain_backward(
     xp = array_module(q, k, v, None)
     dropout_p = check_dropout(dropout_p)
     check_dropout_seed(seed, dropout_p)
-    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    beside = arrays_of(locals())
     read = read_by_function(score_mod)
     wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **beside}, read)
-    problem, _ = parse(
-        *(q, k, v),
-        asked={
-            **{"causal": causal, "window": window, "attention_chunk": attention_chunk},
-            **{"softcap": softcap, "dropout_p": dropout_p},
-        },
-        scale=scale,
-        layout=layout,
-        out=None,
-        xp=xp,
-        beside=beside,
-        own=NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None),
-        lengths_k=lengths_k,
-        lengths_q=lengths_q,
-        return_lse=True,
-    )
-    if block_mask is not None:
-        problem = with_block_mask(problem, block_mask, xp)
+    mods = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None)
+    problem, _ = parsed({**locals(), "return_lse": True}, mods, xp)
     if xp is np:
         differentiable(score_mod, mask_mod, read.keys() & {*wrt})
         return cpu.plan(problem)

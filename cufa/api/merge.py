@@ -67,8 +67,11 @@ def merge(
     -----
     A part whose log-sum-exp is -inf has seen no key, and its result is not read; where all are so,
     the result is 0 and -inf. Parts of a log-sum-exp of +inf outweigh all others, each as much as
-    the other. NaN makes NaN. Sinks of `attention` and `decode` belong into one part only. The
-    formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
+    the other. NaN makes NaN. A log-sum-exp near -1e9, of a row that a bias hides in a part, is
+    rounded to multiples of 64 in float32: right next to a part with usual scores, which takes all
+    weight; but where a row is so in all parts, how many keys each has does not count. Hide keys by
+    `mask`, whose log-sum-exp is -inf. Sinks of `attention` and `decode` belong into one part only.
+    The formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
 
     Examples
     --------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,17 @@ import numpy as np
 from cufa.api.options import Layout
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd, check_unmasked, module_of, module_of_all
 from cufa.checks import (
-    as_float,
     check_devices,
     check_dtype,
     check_layout,
     check_module,
+    check_real,
     check_size,
 )
 from cufa.cpu import append as cpu
 from cufa.launch import rotary as launch
 from cufa.problem.lengths import check_integers
-from cufa.problem.rotary import RotaryTables, check_real
+from cufa.problem.rotary import RotaryTables, check_real_dtype
 
 
 class Rotary(RotaryTables):
@@ -297,9 +296,7 @@ class Rotary(RotaryTables):
 
 def _number(name: str, value: object) -> float:
     """Return a finite real number as a float."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a real number, not {type(value).__name__}")
-    number = as_float(value)
+    number = check_real(name, value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, not {number}")
     return number
@@ -314,7 +311,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
         raise TypeError(
             f"{name} must be a NumPy array or a number, not {type(values).__name__}"
         ) from None
-    check_real(name, array.dtype)
+    check_real_dtype(name, array.dtype)
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite")

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from cufa import device as devices
 from cufa.api import fp8_gpu
-from cufa.api.arguments import arguments_of, arrays_of, values_of
+from cufa.api.arguments import arguments_of, functions_on_cpu
 from cufa.api.fp8 import as_8_bits
 from cufa.api.options import (
     Causal,
@@ -20,18 +20,12 @@ from cufa.api.options import (
     VarlenOptions,
     Window,
 )
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
-from cufa.checks import (
-    check_devices,
-    check_dtypes,
-    check_flag,
-    check_out,
-    check_size,
-    refuse_kernel,
-)
+from cufa.checks import check_devices, check_dtypes, check_flag, check_out, check_size
 from cufa.cpu import attention as cpu_attention
-from cufa.cpu import lengths as cpu
-from cufa.cpu.own import Own, checked
+from cufa.cpu.lengths import attention_of_lengths
+from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.own import NOTHING, own
 from cufa.features.expression.own import Own as Traced
@@ -39,10 +33,10 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import Kind
-from cufa.planner.attention import Planner, explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, parse_beside
+from cufa.problem.extras import Extras, arrays_of, parse_beside
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -114,6 +108,7 @@ def attention_varlen(
     return_lse: Literal[True],
     **options: Unpack[QuantizedVarlenOptions],
 ) -> tuple[Any, Any]: ...
+@refuses_other_names
 def attention_varlen(
     q: Array,
     k: Array,
@@ -142,6 +137,7 @@ def attention_varlen(
     out_dtype: DTypeLike | None = None,
     precision: Precision | None = None,
     kernel: str | Variant | None = None,
+    **other_names: Any,
 ) -> Any:
     """Compute attention of sequences of any lengths that follow each other, without padding.
 
@@ -167,7 +163,8 @@ def attention_varlen(
         only. Where offsets on the device exceed them, the first queries and keys of a sequence
         count.
     seqused_k : array, shape (sequences,), of integers, optional
-        How many of each sequence's keys are in use, the first ones.
+        How many of each sequence's keys are in use, the first ones: no more than it has. On the
+        device a larger number counts as all of them.
     causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32
@@ -221,6 +218,8 @@ def attention_varlen(
     >>> cufa.attention_varlen(q, k, v, offsets, offsets, causal=True).shape
     (160, 8, 64)
     """
+    if other_names:
+        refuse("attention_varlen", other_names)
     tensors = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
@@ -254,18 +253,16 @@ def attention_varlen(
     fp8, arguments = as_8_bits(arguments, "thd")
     problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(kernel)
-        functions = Own(checked("score_mod", score_mod), checked("mask_mod", mask_mod))
         if fp8 is not None:
             problem, operands = fp8.applied(problem, operands)
-        return _on_cpu(problem, operands, functions, arguments["q"], out, return_lse, lengths)
+        return _on_cpu(problem, operands, arguments, lengths)
     if fp8 is not None:
         fp8_gpu.planned(fp8, problem, kernel)  # which refuses sequences in one array
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
     if problem.sequences == 0:
-        return _of_no_sequence(problem, q, out, return_lse, xp)
+        return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
     kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
     result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
@@ -315,13 +312,12 @@ def explain_varlen(
     mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
-        refuse_kernel(options["kernel"])
-        checked("score_mod", options["score_mod"]), checked("mask_mod", options["mask_mod"])
+        functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
     if fp8 is not None:
         fp8_gpu.planned(fp8, problem, options["kernel"])  # which refuses sequences in one array
     device = devices.of_id(xp.cuda.runtime.getDevice())
-    return explained(problem, device, options["kernel"])
+    return Planner(problem, device, options["kernel"]).explained(problem)
 
 
 def parsed(
@@ -351,16 +347,9 @@ def parsed(
         if array is not None and array.ndim != 3:
             raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
     q, k, v, out = arrays.values()
-    problem, operands = parse(
-        *(q[None], k[None], v[None]),
-        asked=values_of(arguments),
-        scale=arguments["scale"],
-        layout=LAYOUT,
-        out=None,
-        xp=xp,
-        shown=(q.shape, k.shape, v.shape),
-        return_lse=arguments["return_lse"],
-    )
+    whole = {"q": q[None], "k": k[None], "v": v[None], "layout": LAYOUT, **values_of(arguments)}
+    whole |= {name: arguments[name] for name in ("scale", "return_lse")}
+    problem, operands = parse(whole, xp, shown=(q.shape, k.shape, v.shape))
     operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
     totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
     sequences, lengths = parse_offsets({name: arguments[name] for name in LENGTHS}, totals, xp)
@@ -400,13 +389,12 @@ def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
     return (result[0][0] if out is None else out), result[1][0]
 
 
-def _of_no_sequence(
-    problem: Problem, q: Array, out: Array | None, return_lse: bool, xp: Any
-) -> Any:
+def _of_no_sequence(problem: Problem, arguments: Mapping[str, Any], xp: Any) -> Any:
     """Return the result of a call on the GPU whose queries no sequence has."""
+    q, out = arguments["q"], arguments["out"]
     if out is None:
         out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
-    if not return_lse:
+    if not arguments["return_lse"]:
         return out
     lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
     lse.fill(-np.inf)
@@ -426,21 +414,19 @@ def _cleared(
 def _on_cpu(
     problem: Problem,
     operands: Operands,
-    functions: Own,
-    q: Array,
-    out: Array | None,
-    return_lse: bool,
+    arguments: Mapping[str, Any],
     lengths: Mapping[str, Any],
 ) -> Any:
+    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
     if out is None:
         out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
         operands = operands._replace(out=out.swapaxes(0, 1)[None])
     else:
         functions.check_apart("out", out)
-    arguments = operands.out
+    result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=arguments.copy())
-    lse = cpu.attention_varlen(problem, operands, **lengths, own=functions)
-    if arguments is not operands.out:
-        arguments[...] = operands.out
-    return (out, lse[0]) if return_lse else out
+        operands = operands._replace(out=result.copy())
+    lse = attention_of_lengths(problem, operands, lengths, functions)
+    if result is not operands.out:
+        result[...] = operands.out
+    return (out, lse[0]) if arguments["return_lse"] else out

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from cufa.api.backward import made, read_by_function, returned
-from cufa.api.backward_gpu import gradients_on_gpu, traced
+from cufa.api.backward import Call, gradients_of
 from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.varlen import LAYOUT, parsed
-from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd, module_of_all
-from cufa.checks import check_flag, refuse_kernel
-from cufa.cpu.backward_lengths import backward_varlen
-from cufa.cpu.own import differentiable
-from cufa.features.dropout import check_dropout
-from cufa.features.expression.own import NOTHING
+from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
+from cufa.features.expression.own import Own
 from cufa.features.window import NO_WINDOW
-from cufa.problem.parse_backward import (
-    TENSORS,
-    Results,
-    check_gradients,
-    check_results,
-    check_wrt,
-)
+from cufa.problem.parse_backward import TENSORS
 from cufa.specs.variant import Variant
 
 
@@ -112,47 +100,14 @@ def attention_varlen_backward(
     >>> [x.shape for x in found]
     [(160, 8, 64), (160, 8, 64), (160, 8, 64)]
     """
-    results = {"dout": dout, "out": out, "lse": lse}
-    into = {"dq": dq, "dk": dk, "dv": dv}
-    beside = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
-    tensors = {"q": q, "k": k, "v": v}
-    written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
-    xp = module_of_all({**tensors, **results, **written})
-    check_flag("deterministic", deterministic)
-    read = read_by_function(score_mod)
-    given = {**read, **tensors, **beside, **into}
-    wrt = check_wrt(wrt, given, read)
-    functions = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel)
-    dropout_p = check_dropout(dropout_p)
-    arguments = {**locals(), "out": None, "return_lse": True}
-    problem, operands, offsets, _ = parsed(arguments, functions)
-    shape = *q.shape[:2], v.shape[2]
-    lse_shape = q.shape[1], q.shape[0]
-    of_out, its_out, its_lse = check_results(results, q, (shape, lse_shape), xp)
-    check_gradients(into, {**tensors, **results, **beside, **lengths, **functions.read}, xp)
-    its = Results(_of_one(of_out), _of_one(its_out), its_lse[None])
-    if xp is not np:
-        return gradients_on_gpu(
-            *(problem, operands, its, given),
-            (alibi_slopes, bias, mask, sinks, None),
-            offsets,
-            functions,
-            wrt=wrt,
-            view=_of_one,
-            ndim=4,
-            deterministic=deterministic,
-        )
-    refuse_kernel(kernel)
-    own = differentiable(score_mod, mask_mod, read.keys() & {*wrt})
-    for name, array in written.items():
-        own.check_apart(name, array)
-    gradients = made(wrt, given, own.is_called)
-    views = gradients.viewed(_of_one, 4)
-    operands = operands._replace(out=its.out)
-    of_sequences: dict[str, Any] = offsets
-    backward_varlen(problem, operands, its, views, **of_sequences, own=own)
-    return returned(wrt, gradients, given)
+    return gradients_of(locals(), _call_of)
+
+
+def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Call:
+    problem, operands, lengths, _ = parsed(arguments, functions)
+    (total, heads, _), head_dim_v = arguments["q"].shape, arguments["v"].shape[2]
+    shapes = (total, heads, head_dim_v), (heads, total)
+    return Call(problem, operands, lengths, shapes, _of_one, ndim=4)
 
 
 def _of_one(array: Array) -> Array:

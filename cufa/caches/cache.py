@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import numpy as np
 
 from cufa.api.decode import decode_padded
 from cufa.api.options import CacheOptions, Window
+from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, counts_of, integers, none_allocated
 from cufa.caches.full import CacheFullError
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SHOWN = 16  # lengths
+_OF_THE_WHOLE = frozenset(("fork", "allocate", "free", "free_pages"))
 
 
 class Cache:
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
 
-    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can. `copy.copy`,
-    `copy.deepcopy` and `pickle` make a cache that has memory of its own, on the current device
-    where it is of CuPy; a view takes the whole cache along. They cannot be captured into a CUDA
-    graph.
+    ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can, but for `fork`,
+    `allocate` and `free`. `copy.copy`, `copy.deepcopy` and `pickle` make a cache that has memory
+    of its own, on the current device where it is of CuPy; a view takes the whole cache along. They
+    cannot be captured into a CUDA graph.
     """
 
     def __init__(self, store: Store, rows: slice) -> None:
@@ -44,7 +46,7 @@ class Cache:
         """View what the store holds of these sequences, on the host; layers when they are used."""
         store, rows = self._store, self._rows
         self._starts, self._ends = store.host[0, rows], store.host[1, rows]
-        self._in_use, self._unwritten = store.in_use[rows], store.unwritten[:, rows]
+        self._in_use, self._written = store.in_use[rows], store.written[:, rows]
         self._layers: dict[int, Layer] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,6 +61,17 @@ class Cache:
     def __copy__(self) -> Cache:
         """Return a copy that shares nothing with this cache, as `copy.deepcopy` does."""
         return copy.deepcopy(self)
+
+    if not TYPE_CHECKING:  # where every name would be known
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say of which cache a method is that a view has not."""
+            if name in _OF_THE_WHOLE:
+                raise AttributeError(
+                    f"{name} is of the whole cache, not of a view (sequences {self._rows.start} to "
+                    f"{self._rows.stop - 1}): call it there, with the numbers of the whole"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         """Say how large it is, and what is in it."""
@@ -120,7 +133,9 @@ class Cache:
         -------
         k_cache, v_cache : array
             (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
-            page_size, head_dim); in the order of its layout. Always the same memory.
+            page_size, head_dim); in the order of its layout. Always the same memory. The `decode`
+            of the cache refuses tokens that are put there without `write`; `cufa.decode` takes
+            them.
 
         Raises
         ------
@@ -165,8 +180,8 @@ class Cache:
         capture what follows it, such as `write` and `decode` of all layers, and call it before each
         replay. A replay reads lengths and tables as they are then.
 
-        Write the tokens before the next call: then those that are new are others, and what has not
-        been written by then stays as it is in memory.
+        Write the tokens of each layer before the next call. A layer that misses some refuses
+        `write` and `decode` until `truncate` has removed them.
         """
         self._store.refuse_capture("extend")
         with self._extended(self._counts("counts", counts)):
@@ -191,17 +206,18 @@ class Cache:
             plan = store.pages.planned([(i, *each) for i, each in enumerate(grown, first)])
             store.copy_pages(plan)
             store.pages.take(plan)
-        before = self._starts.copy(), self._ends.copy(), self._unwritten.copy()
+        before = self._starts.copy(), self._ends.copy(), self._written.copy()
+        if store.is_captured:  # replays have written what there was
+            self._written[...] = self._ends
         self._starts[...] = self._ends
         self._ends[...] = ends
-        self._unwritten[...] = self._in_use
         try:
             store.send()
             yield
         except BaseException:
             if store.pages is not None:
                 store.pages.give_back(plan)
-            self._starts[...], self._ends[...], self._unwritten[...] = before
+            self._starts[...], self._ends[...], self._written[...] = before
             store.send()
             raise
 
@@ -234,6 +250,7 @@ class Cache:
             )
         with store.changing():
             store.host[:, self._rows] = np.minimum(store.host[:, self._rows], kept)
+        self._written[...] = np.minimum(self._written, kept)
         if store.pages is not None:
             for i, length in enumerate(kept.tolist(), self._rows.start):
                 store.pages.cut(i, length)
@@ -255,7 +272,7 @@ class Cache:
             store.host[:, self._rows] = 0
             if store.pages is not None:
                 store.in_use[self._rows] = False
-        self._unwritten[...] = False
+        self._written[...] = 0
         if store.pages is not None:
             for i in range(self._rows.start, self._rows.stop):
                 store.pages.cut(i, 0)
@@ -272,17 +289,17 @@ class Cache:
         Raises
         ------
         TypeError, ValueError
-            Rows that are no integers, not as many as sequences, of none of these sequences, or of
-            one that has not been allocated; nothing has changed.
+            Rows that are no integers, not as many as sequences, of none of these sequences, of
+            one that has not been allocated, or of one with tokens that `extend` has made room for
+            and that have not been written; nothing has changed.
         RuntimeError
             The current stream is being captured into a CUDA graph.
 
         Notes
         -----
-        Call it between steps: tokens that `extend` has made room for must have been written. In a
-        paged cache, sequences of the same tokens share their pages, as after `PagedKVCache.fork`;
-        one that has not been allocated stays so. In a `KVCache`, keys and values are copied, layer
-        by layer.
+        Call it between steps. In a paged cache, sequences of the same tokens share their pages, as
+        after `PagedKVCache.fork`; one that has not been allocated stays so. In a `KVCache`, keys
+        and values are copied, layer by layer.
 
         Examples
         --------
@@ -363,9 +380,10 @@ class Cache:
         chosen = self._counts("counts", new.seq if counts is None else counts)
         if counts is not None and chosen.max(initial=0) > new.seq:
             raise ValueError(f"counts: {chosen.max()} of {new.seq} tokens cannot be appended")
+        self._store.check_written(0, self._rows)
         with self._extended(chosen):
             new.run()
-            self._unwritten[0] = False
+            self._written[0] = self._ends
         return new.q
 
     @overload
@@ -400,7 +418,8 @@ class Cache:
         TypeError, ValueError
             Arrays that do not fit, or that would be copied in a capture because their last axis is
             not contiguous; nothing has been written. Outside of a capture also where the layer has
-            the newest tokens already, or where there was no `extend`.
+            the newest tokens already, where no token is new, as without `extend`, or where the
+            layer misses tokens of an `extend` before.
         CompileError
             NVRTC refused a kernel.
 
@@ -418,29 +437,38 @@ class Cache:
             raise ValueError(f"k has shape {k.shape}, but {most} tokens are new")
         if self._store.is_capturing():  # which replays will write what, the host does not know
             new.run()
+            self._store.is_captured = True
             return new.q
-        unwritten = self._unwritten[layer]
-        if np.count_nonzero(unwritten) < len(self):
-            self._refuse_written(layer, unwritten, grown)
+        written = self._written[layer]
+        if (len(self) and not most) or written.tobytes() != self._starts.tobytes():
+            self._refuse_written(layer, written, grown, new.seq)
         new.run()
-        unwritten[...] = False
+        written[...] = self._ends
         return new.q
 
-    def _refuse_written(self, layer: int, unwritten: np.ndarray, grown: np.ndarray) -> None:
-        """Refuse to write where no token is new, or where the new ones are."""
+    def _refuse_written(self, layer: int, written: np.ndarray, grown: np.ndarray, n: int) -> None:
+        """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
         if not self._in_use.any():
             raise none_allocated(self._rows.start, len(self))
-        again = np.flatnonzero((grown > 0) & ~unwritten)
+        again = np.flatnonzero((grown > 0) & (written == self._ends))
         if again.size:
             raise ValueError(
                 f"layer {layer} has the newest tokens of sequence {self._rows.start + again[0]}, "
                 "which a second write would replace: call extend once before each step; to replace "
                 "them, truncate the sequences, then extend them again"
             )
-        if not unwritten.any():
+        if n and not grown.any():
             raise ValueError(
                 f"no token is new to layer {layer}: call extend before write, with the number of "
                 "new tokens"
+            )
+        gaps = np.flatnonzero(written < self._starts)
+        if gaps.size and not self._store.is_captured:
+            i = int(gaps[0])
+            raise ValueError(
+                f"layer {layer} holds {written[i]} tokens of sequence {self._rows.start + i}, "
+                f"which had {self._starts[i]} before the last extend: write each layer after each "
+                f"extend; truncate the sequence to {written[i]} to go on from there"
             )
 
     @overload
@@ -455,6 +483,7 @@ class Cache:
     def decode(
         self, q: ArrayT, *, return_lse: bool, **options: Unpack[CacheOptions]
     ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+    @refuses_other_names
     def decode(
         self,
         q: Array,
@@ -472,6 +501,7 @@ class Cache:
         num_splits: int | None = None,
         unified_max: float | None = None,
         kernel: str | Variant | None = None,
+        **other_names: Any,
     ) -> Any:
         """Attend from the newest queries to all tokens of each sequence.
 
@@ -493,18 +523,27 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`. ValueError also where no sequence has been allocated, outside of a
-            capture.
+            As `cufa.decode`. ValueError also where no sequence has a token, or where the layer
+            misses tokens that `extend` has made room for; neither in a capture, and the latter not
+            once a `write` has been captured, as replays write.
 
         Notes
         -----
         On the GPU the cache is never copied. Queries whose rows are no multiple of 16 bytes long
         are copied, and so cannot be in a CUDA graph.
         """
+        if other_names:
+            refuse("decode", other_names)
         held = self._layer(layer)
-        idle = self._store.pages is not None and not np.count_nonzero(self._in_use)
-        if idle and len(self) and not self._store.is_capturing():
-            raise none_allocated(self._rows.start, len(self))
+        if not np.count_nonzero(self._ends) and len(self) and not self._store.is_capturing():
+            if not self._in_use.any():
+                raise none_allocated(self._rows.start, len(self))
+            raise ValueError(
+                "no sequence has a token to attend to: append tokens before decode, or extend the "
+                "cache and write each layer"
+            )
+        if self._written[layer].tobytes() != self._ends.tobytes():  # a fraction of comparing them
+            self._store.check_written(layer, self._rows)
         return decode_padded(
             q,
             held.k,

@@ -115,7 +115,8 @@ class KVCache(Cache):
         Raises
         ------
         TypeError, ValueError
-            It is no integer, or not one of the sequences.
+            It is no integer, not one of the sequences, or has tokens that `extend` has made room
+            for and that have not been written.
         CacheFullError
             All others have tokens; nothing has changed.
         RuntimeError
@@ -123,8 +124,7 @@ class KVCache(Cache):
 
         Notes
         -----
-        The copy is in new memory: `PagedKVCache` shares pages in its place. Tokens that
-        `extend` has made room for must have been written.
+        The copy is in new memory: `PagedKVCache` shares pages in its place.
         """
         self._store.refuse_capture("fork")
         check_sequence(sequence, self._store.in_use)

@@ -44,11 +44,8 @@ def made(
     head_dim_v = head_dim
     if arguments["head_dim_v"] is not None:
         head_dim_v = check_size("head_dim_v", arguments["head_dim_v"], MAX_HEAD_DIM)
-    layers, xp, rotary = (
-        check_size("layers", arguments["layers"]),
-        arguments["xp"],
-        arguments["rotary"],
-    )
+    layers, xp = check_size("layers", arguments["layers"]), arguments["xp"]
+    rotary = arguments["rotary"]
     check_module(xp)
     rotaries: Any = rotary if isinstance(rotary, (list, tuple)) else (rotary,) * layers
     if len(rotaries) != layers:

@@ -147,8 +147,7 @@ class PagedKVCache(Cache):
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.
 
-        For a shorter prefix, `truncate` the new one. Tokens that `extend` has made room for become
-        those of both when they are written, which must be before the length of either changes.
+        For a shorter prefix, `truncate` the new one.
 
         Parameters
         ----------
@@ -162,7 +161,8 @@ class PagedKVCache(Cache):
         Raises
         ------
         TypeError, ValueError
-            It is no integer, or has not been allocated.
+            It is no integer, has not been allocated, or has tokens that `extend` has made room for
+            and that have not been written; nothing has changed.
         CacheFullError
             All numbers are in use; nothing has changed.
         RuntimeError

@@ -46,8 +46,10 @@ class Store:
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
-    unwritten : ndarray, (layers, sequences) bool
-        Whether an `extend` was the latest that a layer's sequence has had, and no `write`.
+    written : ndarray, (layers, sequences) int32
+        Tokens of each sequence that a layer holds, as far as the host knows.
+    is_captured : bool
+        Whether a CUDA graph writes tokens, too, of which the host does not know.
     device, table : array
         `host` and the table of `pages` where kernels read them.
     """
@@ -74,7 +76,8 @@ class Store:
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
-        self.unwritten = np.zeros((layers, sequences), bool)
+        self.written = np.zeros((layers, sequences), np.int32)
+        self.is_captured = False
         self._place()
 
     def _place(self) -> None:
@@ -156,7 +159,14 @@ class Store:
         ----------
         sources, targets : ndarray of int
             Which sequences, all in use; no target comes twice.
+
+        Raises
+        ------
+        ValueError
+            A source has tokens that a layer does not hold.
         """
+        for layer in range(self.layers):
+            self.check_written(layer, sources)
         if not targets.size:
             return
         before = [] if self.pages is None else self.pages.move(sources.tolist(), targets.tolist())
@@ -170,9 +180,21 @@ class Store:
                 self.pages.move_back(before)
                 self.send()
             raise
-        self.unwritten[:, targets] = False
+        self.written[:, targets] = self.host[1, targets]
         if self.pages is not None:
             self.pages.release(before)
+
+    def check_written(self, layer: int, sequences: np.ndarray | slice) -> None:
+        """Refuse to use tokens that `extend` has made room for, and that no `write` has filled."""
+        written, lengths = self.written[layer, sequences], self.host[1, sequences]
+        if (written == lengths).all() or self.is_captured or self.is_capturing():
+            return
+        i = int(np.flatnonzero(written != lengths)[0])
+        number = np.arange(self.in_use.size)[sequences][i]
+        raise ValueError(
+            f"layer {layer} holds {written[i]} of the {lengths[i]} tokens of sequence {number}: "
+            "write those that extend has made room for first, or truncate the sequence"
+        )
 
     def _copy_rows(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy the tokens of sequences to others, in all layers of a cache without pages."""

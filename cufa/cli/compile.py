@@ -32,6 +32,7 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_device,
+    add_flag,
     add_jobs,
     add_masks,
     add_precision,
@@ -97,12 +98,8 @@ def add(parser: Parser) -> None:
         help="with --for: such problems with lengths_k or lengths_q, or as batches of "
         "cufa.attention_varlen",
     )
-    parser.add_argument(
-        "--backward",
-        action="store_true",
-        help="with --for: the kernels of their gradients, too, and those of the forward pass with "
-        "the log-sum-exp",
-    )
+    text = "with --for: the kernels of their gradients, too; forward with the log-sum-exp"
+    add_flag(parser, "--backward", text)
     add_precision(parser, "with --for: the kernels of such calls in 8 bits instead")
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     add_masks(parser)
@@ -214,26 +211,16 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
             return [kernel for each in asked for kernel in kernels(each, device)]
         if options.backward:
             asked = [each._replace(returns_lse=True) for each in asked]
-        return [
-            *(
-                found.variant
-                for each in asked
-                # And the kernel that replaces decode in a capture without memory for it.
-                for found in (
-                    plan(each, device, table=table),
-                    plan_tiles(each, device, table=table),
-                )
-            ),
-            *(
-                plan_splits(_of_decode(each, options.page_size), device).variant
-                for each in problems(options.decodes)
-            ),
-            *(
-                step.instance
-                for each in (asked if options.backward else ())
-                for step in explain_backward.planned(each, device, deterministic=False).steps
-            ),
-        ]
+        found: list[Variant | Instance] = []
+        for each in asked:
+            # And the kernel that replaces decode in a capture without memory for it.
+            found += (choose(each, device, table=table).variant for choose in (plan, plan_tiles))
+        for each in problems(options.decodes):
+            found.append(plan_splits(_of_decode(each, options.page_size), device).variant)
+        for each in asked if options.backward else ():
+            steps = explain_backward.planned(each, device, deterministic=False).steps
+            found += (step.instance for step in steps)
+        return found
     except ValueError as error:
         raise CommandError(error) from error
 

@@ -21,6 +21,7 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_device,
+    add_flag,
     add_precision,
     add_problem,
     one_problem,
@@ -28,7 +29,7 @@ from cufa.cli.parser import (
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
-from cufa.planner.attention import explained
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.planner.plan import Plan
@@ -67,16 +68,10 @@ def add(parser: Parser) -> None:
     """Add the command's options."""
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
-    parser.add_argument(
-        "--batch-invariant", action="store_true", help="the same bits alone and in any batch"
-    )
+    add_flag(parser, "--batch-invariant", "the same bits alone and in any batch")
     add_precision(parser, "the plan of such a call in 8 bits")
-    parser.add_argument(
-        "--backward", action="store_true", help="the plan of cufa.attention_backward"
-    )
-    parser.add_argument(
-        "--deterministic", action="store_true", help="with --backward: sums in a fixed order"
-    )
+    add_flag(parser, "--backward", "the plan of cufa.attention_backward")
+    add_flag(parser, "--deterministic", "with --backward: sums in a fixed order")
     add_device(parser, "This machine's by default; one that is named need not be here.")
 
 
@@ -92,9 +87,8 @@ def run(options: argparse.Namespace) -> int:
         if options.precision:
             _print_8_bits(problem, device, plan_fp8(problem, device, options.kernel))
             return 0
-        found = explained(
-            problem, device, options.kernel, user_table(device), options.batch_invariant
-        )
+        tuned, invariant = user_table(device), options.batch_invariant
+        found = Planner(problem, device, options.kernel, tuned, invariant).explained(problem)
     except ValueError as error:
         raise CommandError(error) from error
     _print(problem, device, found)
@@ -129,7 +123,7 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         ("block", f"{found.block} threads"),
         ("shared memory", f"{found.smem_bytes} bytes a block"),
         *_beside(found),
-        *_expected(found),
+        *_expected(found, device),
     ]
     table.pairs([*rows, ("reason", found.reason)])
 
@@ -172,11 +166,13 @@ def _work(problem: Problem, found: Plan | DecodePlan) -> str:
     return work + f" x {counted(found.q_tiles, 'tile')} of queries"
 
 
-def _expected(found: Plan | DecodePlan) -> Iterator[tuple[object, ...]]:
+def _expected(found: Plan | DecodePlan, device: Device) -> Iterator[tuple[object, ...]]:
     """Yield the times that are expected of the variant, and of the fastest alternatives."""
     times = dict(found.expected_us)
     if found.variant in times:
-        yield "expected", f"{times.pop(found.variant):.1f} us on an H200"
+        is_h200 = "h200" in device.name.lower()
+        of_others = "" if is_h200 else ", whose costs stand for those of other GPUs"
+        yield "expected", f"{times.pop(found.variant):.1f} us on an H200{of_others}"
     for variant, us in list(times.items())[:_ALTERNATIVES]:
         yield "  instead", f"{us:.1f} us", variant
     if len(times) > _ALTERNATIVES:

@@ -24,6 +24,7 @@ from cufa.cli.parser import (
     CommandError,
     Parser,
     add_device,
+    add_flag,
     add_jobs,
     add_problem,
     one_problem,
@@ -63,11 +64,8 @@ def add(parser: Parser) -> None:
         metavar="VARIANT",
         help="one variant in full, alone or with those of --kernel and --space (repeatable)",
     )
-    space.add_argument(
-        "--backward",
-        action="store_true",
-        help="gradients instead: the tiles of their kernel, all launches of a call timed together",
-    )
+    text = "gradients instead: the tiles of their kernel, all launches of a call timed together"
+    add_flag(space, "--backward", text)
     add_jobs(parser)
     add_device(parser, "This machine's by default. One that is named need not be here.")
     results = parser.add_argument_group("the results")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 
 from cufa.cli import disassembler, machine, table
-from cufa.cli.parser import CommandError, Parser, add_device
+from cufa.cli.parser import CommandError, Parser, add_device, add_flag
 from cufa.cli.values import variant
 from cufa.compiler import nvrtc, source
 from cufa.compiler.nvrtc import CompileError
@@ -28,11 +28,9 @@ def add(parser: Parser) -> None:
     """Add the command's options."""
     parser.add_argument("variant", type=variant, metavar="VARIANT", help="quoted, for its < and >")
     stage = parser.add_mutually_exclusive_group()
-    stage.add_argument(
-        "--source", action="store_true", help="the CUDA source with its headers and instantiation"
-    )
-    stage.add_argument("--ptx", action="store_true", help="the PTX")
-    stage.add_argument("--sass", action="store_true", help="the machine code; needs nvdisasm")
+    add_flag(stage, "--source", "the CUDA source with its headers and instantiation")
+    add_flag(stage, "--ptx", "the PTX")
+    add_flag(stage, "--sass", "the machine code; needs nvdisasm")
     add_device(parser, "What it is compiled for: this machine's by default.")
 
 
@@ -70,8 +68,7 @@ def _print_figures(variant: Variant, device: Device) -> None:
     compiled = nvrtc.compile_variant(variant, device.arch)
     smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
     blocks = resident_blocks(device, variant.threads, compiled.registers, smem_bytes)
-    threads = blocks * variant.threads
-    spills = compiled.spill_bytes
+    threads, spills = blocks * variant.threads, compiled.spill_bytes
     table.pairs(
         (
             ("variant", variant),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NoReturn
@@ -31,6 +33,17 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words; a value may begin with a minus, as in ``--window -1,0``."""
+        words: list[str] = []
+        for word in sys.argv[1:] if args is None else args:
+            follows = bool(words) and words[-1].startswith("--") and "=" not in words[-1]
+            if follows and re.match(r"-\d", word):
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return super().parse_args(words, namespace)
+
     def error(self, message: str) -> NoReturn:
         """End with status 2, and without the lines of usage that argparse puts before."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
@@ -54,6 +67,11 @@ def add_command(commands: Any, command: ModuleType) -> None:
     )
     parser.set_defaults(run=command.run, prog=parser.prog)
     command.add(parser)
+
+
+def add_flag(group: Any, flag: str, text: str) -> None:
+    """Add an option that has no value."""
+    group.add_argument(flag, action="store_true", help=text)
 
 
 def add_problem(parser: Parser) -> None:
@@ -119,11 +137,8 @@ def add_scores(group: Any) -> None:
         metavar="NAME[:DTYPE]",
         help=f"an array: {', '.join(values.known_arrays())} (repeatable)",
     )
-    group.add_argument(
-        "--return-lse",
-        action="store_true",
-        help="with the log-sum-exp, for which a softcap in bfloat16 is more exact",
-    )
+    text = "with the log-sum-exp, for which a softcap in bfloat16 is more exact"
+    add_flag(group, "--return-lse", text)
 
 
 def add_precision(parser: Any, text: str) -> None:

@@ -23,6 +23,7 @@ from cufa.cli import machine, table
 from cufa.cli.parser import (
     CommandError,
     Parser,
+    add_flag,
     add_jobs,
     add_masks,
     add_scores,
@@ -41,16 +42,13 @@ from cufa.problem.problem import Problem
 def add(parser: Parser) -> None:
     """Add the command's options."""
     group = parser.add_argument_group("the problems")
-    group.add_argument(
-        "--standard",
-        action="store_true",
-        help="hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384",
-    )
+    text = "hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384"
+    add_flag(group, "--standard", text)
     add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
     add_masks(group)
     add_scores(group)
     add_jobs(parser)
-    parser.add_argument("--dry-run", action="store_true", help="keep nothing, only print")
+    add_flag(parser, "--dry-run", "keep nothing, only print")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
 
 

@@ -101,7 +101,14 @@ def count(text: str) -> int:
     return number
 
 
-gpu, architecture, variant = map(value, (devices.named, devices.of_arch, Variant.parse))
+def _gpu(name: str) -> devices.Device:
+    try:
+        return devices.named(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; for others, --arch names the architecture: sm_86") from None
+
+
+gpu, architecture, variant = map(value, (_gpu, devices.of_arch, Variant.parse))
 """Return a GPU by its name, a typical GPU of an architecture, a variant from its printed form."""
 
 

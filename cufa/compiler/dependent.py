@@ -133,8 +133,7 @@ class Dependent:
     """
 
     def __init__(self, function: Any) -> None:
-        self._function = function  # keeps its module loaded
-        self._pointer = function.ptr
+        self._function = function
 
     def launcher(self, grid: Ints, block: Ints, smem_bytes: int) -> Callable[[Buffer], None]:
         """Return what launches it on the current stream, with the parameter in a buffer."""
@@ -143,9 +142,10 @@ class Dependent:
         overlapping = packed(grid, block, smem_bytes)
         alone = packed(grid, block, smem_bytes, overlap=False)
         launch, current_stream = launch_kernel(), cupy.cuda.get_current_stream
-        function = self._pointer
+        function = self._function.ptr
 
-        def launched(buffer: Buffer) -> None:
+        # `kept` holds the kernel's module, which is unloaded with its last function.
+        def launched(buffer: Buffer, kept: Any = self._function) -> None:
             passed, stream = buffer.passed, current_stream()
             passed.bytes[:] = overlapping if may_overlap(stream) else alone
             passed.words[_STREAM] = stream.ptr

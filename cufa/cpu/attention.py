@@ -123,8 +123,7 @@ def attention(
     if problem.of(Dropout) and "numbers" not in beside:
         beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
-        shape = (problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v)
-        out = np.empty(shape, q.dtype)
+        out = np.empty((*q.shape[:3], problem.head_dim_v), q.dtype)
     lse = np.empty(out.shape[:3], np.float32)
     if lse.size == 0:
         return out, lse

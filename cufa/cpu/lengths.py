@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from cufa.arrays import Operands
+from cufa.arrays import Array, Operands
 from cufa.cpu.attention import attention
 from cufa.cpu.own import NO_FUNCTIONS, Own
-from cufa.cpu.runs import alone, runs
+from cufa.cpu.runs import runs
 from cufa.problem.problem import Problem
 
 
-def attention_padded(
+def attention_of_lengths(
     problem: Problem,
     operands: Operands,
-    lengths_k: np.ndarray | None,
-    lengths_q: np.ndarray | None,
+    lengths: Mapping[str, Array | None],
     own: Own = NO_FUNCTIONS,
 ) -> np.ndarray:
-    """Compute attention of each sequence's first queries and keys; the result goes to `out`.
+    """Compute attention of each sequence's queries and keys; the result goes to `out`.
 
     Parameters
     ----------
-    problem : Problem
-        With `kv` of "Padded".
+    problem, lengths
+        As of `cufa.cpu.runs.runs`.
     operands : Operands
-    lengths_k, lengths_q : ndarray, (batch,)
-        None for all.
+        Of "Varlen", their first axis has length 1.
     own : Own
         The caller's functions.
 
@@ -35,65 +35,10 @@ def attention_padded(
     ndarray
         The log-sum-exp, (batch, heads_q, seq_q) float32.
     """
-    q, k, v, out, _, _ = operands
-    lse = np.empty(out.shape[:3], np.float32)
-    for i in range(problem.batch):
-        keys = slice(None if lengths_k is None else int(lengths_k[i]))
-        rows = slice(None if lengths_q is None else int(lengths_q[i]))
-        one = slice(i, i + 1)
-        views = q[one, :, rows], k[one, :, keys], v[one, :, keys], out[one, :, rows]
-        _attend(problem, operands, one, views, lse[one, :, rows], own)
-        if rows.stop is not None:
-            out[one, :, rows.stop :], lse[one, :, rows.stop :] = 0, -np.inf
+    lse = np.empty(operands.out.shape[:3], np.float32)
+    if lengths.get("lengths_q") is not None:  # which leave rows out
+        operands.out[...], lse[...] = 0, -np.inf
+    for run in runs(problem, lengths):
+        _, of_run = attention(*run.call(problem, operands), own.beginning_with(run.some.start))
+        run.queries.of(lse)[...] = of_run
     return lse
-
-
-def attention_varlen(
-    problem: Problem,
-    operands: Operands,
-    cu_seqlens_q: np.ndarray,
-    cu_seqlens_k: np.ndarray,
-    seqused_k: np.ndarray | None,
-    own: Own = NO_FUNCTIONS,
-) -> np.ndarray:
-    """Compute attention of sequences that follow each other; the result goes to `out`.
-
-    Parameters
-    ----------
-    problem : Problem
-        With `kv` of "Varlen".
-    operands : Operands
-        Their first axis has length 1.
-    cu_seqlens_q, cu_seqlens_k, seqused_k : ndarray
-        Where sequences begin, and how many of their keys are in use.
-    own : Own
-        The caller's functions.
-
-    Returns
-    -------
-    ndarray
-        The log-sum-exp, (1, heads_q, seq_q) float32.
-
-    Notes
-    -----
-    Neighbours of equal lengths are a batch, which spreads the cost of the Python loop.
-    """
-    q, k, v, out, _, _ = operands
-    lse = np.empty(out.shape[:3], np.float32)
-    for some, queries, keys in runs(problem, cu_seqlens_q, cu_seqlens_k, seqused_k):
-        views = queries.of(q), keys.of(k), keys.of(v), queries.of(out)
-        _attend(problem, operands, some, views, queries.of(lse), own)
-    return lse
-
-
-def _attend(
-    problem: Problem,
-    operands: Operands,
-    some: slice,
-    views: tuple[np.ndarray, ...],
-    lse: np.ndarray,
-    own: Own,
-) -> None:
-    """Compute some sequences of equal lengths, of which there are views of q, k, v and out."""
-    one, its = alone(problem, operands, some, views)
-    _, lse[...] = attention(one, its, own.beginning_with(some.start))

@@ -1,13 +1,13 @@
-"""Runs of sequences of equal lengths, which are computed together."""
+"""Sequences of unequal lengths: runs of equal ones, each of which is a call of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Operands
+from cufa.arrays import Array, Operands
 from cufa.cpu.attention import numbers
 from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
@@ -38,6 +38,17 @@ class Rows(NamedTuple):
         return by_sequence.swapaxes(0, 1)[:, :, : self.used]
 
 
+class PaddedRows(NamedTuple):
+    """The rows of a sequence in arrays where each has as many, of which the first ones count."""
+
+    sequence: slice
+    used: int | None
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """View (sequences, heads, rows, ...) as (1, heads, used, ...)."""
+        return x[self.sequence, :, : self.used]
+
+
 class Run(NamedTuple):
     """Neighbours of equal lengths.
 
@@ -45,29 +56,54 @@ class Run(NamedTuple):
     ----------
     some : slice
         Which sequences.
-    queries, keys : Rows
+    queries, keys : Rows or PaddedRows
     """
 
     some: slice
-    queries: Rows
-    keys: Rows
+    queries: Rows | PaddedRows
+    keys: Rows | PaddedRows
+
+    def call(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
+        """Return the call that these sequences are, of the problem and the operands of all."""
+        q, out = (self.queries.of(x) for x in (operands.q, operands.out))
+        k, v = (self.keys.of(x) for x in (operands.k, operands.v))
+        beside = dict(operands.beside)
+        if problem.of(Dropout):
+            beside["numbers"] = numbers(problem.sequences or problem.batch, problem.heads_q)
+        of_run = {name: x if x.ndim == 1 else x[self.some] for name, x in beside.items()}
+        one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
+        return one, Operands(q, k, v, out, of_run, operands.seed)
 
 
-def runs(
-    problem: Problem,
-    cu_seqlens_q: np.ndarray,
-    cu_seqlens_k: np.ndarray,
-    seqused_k: np.ndarray | None,
-) -> Iterator[Run]:
-    """Yield the runs of a call of `attention_varlen`, in order.
+def runs(problem: Problem, lengths: Mapping[str, Array | None]) -> Iterator[Run]:
+    """Yield the runs of a call, in order.
+
+    Neighbours of equal lengths that follow each other are one, which spreads the cost of the Python
+    loop.
 
     Parameters
     ----------
     problem : Problem
-        With `kv` of "Varlen".
-    cu_seqlens_q, cu_seqlens_k, seqused_k : ndarray
-        Where sequences begin, and how many of their keys are in use.
+        With `kv` of "Padded" or "Varlen".
+    lengths : mapping
+        By argument: ``lengths_k`` and ``lengths_q``; or ``cu_seqlens_q``, ``cu_seqlens_k`` and
+        ``seqused_k``. None for one that is not given.
     """
+    if problem.kv == "Varlen":
+        yield from _that_follow(problem, **lengths)
+        return
+    for i in range(problem.batch):
+        one = slice(i, i + 1)
+        queries, keys = (
+            PaddedRows(one, None if used is None else int(used[i]))
+            for used in (lengths["lengths_q"], lengths["lengths_k"])
+        )
+        yield Run(one, queries, keys)
+
+
+def _that_follow(
+    problem: Problem, cu_seqlens_q: Array, cu_seqlens_k: Array, seqused_k: Array | None
+) -> Iterator[Run]:
     rows, keys = (np.diff(x) for x in (cu_seqlens_q, cu_seqlens_k))
     if rows.size == 0:
         return
@@ -86,27 +122,3 @@ def runs(
             Rows(int(cu_seqlens_q[start]), n, length_q, seq_q),
             Rows(int(cu_seqlens_k[start]), n, length_k, seq_kv),
         )
-
-
-def alone(
-    problem: Problem, operands: Operands, some: slice, views: tuple[np.ndarray, ...]
-) -> tuple[Problem, Operands]:
-    """Return the call that some sequences of equal lengths are.
-
-    Parameters
-    ----------
-    problem : Problem
-    operands : Operands
-        The operands of all sequences.
-    some : slice
-        Which ones.
-    views : tuple of ndarray
-        Their q, k, v and out.
-    """
-    q, k, v, out = views
-    beside = dict(operands.beside)
-    if problem.of(Dropout):
-        beside["numbers"] = numbers(problem.sequences or problem.batch, problem.heads_q)
-    its = {name: array if array.ndim == 1 else array[some] for name, array in beside.items()}
-    one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
-    return one, Operands(q, k, v, out, its, operands.seed)

@@ -10,13 +10,14 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
+from cufa.api.arguments import parsed
 from cufa.api.attention import attention
-from cufa.api.block_mask import BlockMask, mask_mod_of, with_block_mask
+from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import Array, Operands, array_module
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
-from cufa.explorer.beside import DRAWN, Beside
+from cufa.explorer.beside import Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.gradients import variants as gradient_variants
@@ -24,18 +25,19 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, checked_space, variants
 from cufa.explorer.subject import Subject
-from cufa.features import VALUES
 from cufa.features.expression.own import own
 from cufa.features.user_functions import OWN, Blocks
-from cufa.problem.parse import parse
+from cufa.problem.extras import arrays_of
 from cufa.problem.problem import Problem, checked
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.variant import Variant
 
-_OPTIONS = inspect.signature(attention).parameters.keys() - {"q", "out"}
+_DEFAULTS: dict[str, Any] = {
+    name: each.default
+    for name, each in inspect.signature(attention).parameters.items()
+    if name not in ("q", "out")
+}
 """The arguments of `cufa.attention`, of which a Problem takes the place."""
-
-_DEFAULTS: dict[str, Any] = {"scale": None, "layout": "bhsd", "return_lse": False}
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -128,7 +130,7 @@ def explore(
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
-    options = {n: value for n, value in locals().items() if n in _OPTIONS and value is not None}
+    options = {n: value for n, value in locals().items() if n in _DEFAULTS and value is not None}
     kernels = checked_kernels(kernels)
     check_options(jobs, progress)
     target, timed = _target(arch, device)
@@ -141,15 +143,13 @@ def explore(
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     check_flag("backward", backward)
-    subject: Subject | None = None
     chosen: list[Variant] = []
     if backward:
         chosen += _of_gradients(q, problem, target, kernels, space)
-        subject = GradientsOf(problem, target)
     else:
         chosen += variants(problem, target, kernels, space)
     optional.cupy()
-    run = Run(problem, target, jobs, progress, subject=subject)
+    run = Run((GradientsOf if backward else Subject)(problem, target), jobs, progress)
     try:
         run.build(chosen)
         if timed:
@@ -195,36 +195,27 @@ def _of_arrays(
     arrays: tuple[Any, Any, Any], options: dict[str, Any], timed: bool
 ) -> tuple[Problem, Operands, Beside]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
-    if options.get("block_mask") is not None:
-        options["mask_mod"] = mask_mod_of(options["block_mask"], options.get("mask_mod"))
+    arguments = {**_DEFAULTS, **options}
+    if arguments["block_mask"] is not None:
+        arguments["mask_mod"] = mask_mod_of(arguments["block_mask"], arguments["mask_mod"])
+    functions = {name: arguments[name] for name in ("score_mod", "mask_mod")}
     beside = Beside(
         ndim=np.ndim(arrays[0]),
-        arrays={name: options.pop(name) for name in DRAWN if name in options},
-        own=own(options.get("score_mod"), options.get("mask_mod")),
-        score_mod=options.pop("score_mod", None),
-        mask_mod=options.pop("mask_mod", None),
-        block_mask=options.pop("block_mask", None),
-        seed=check_seed(options.pop("seed", 0)),
+        arrays={name: x for name, x in arrays_of(arguments).items() if x is not None},
+        own=own(**functions),
+        **functions,
+        block_mask=arguments["block_mask"],
+        seed=check_seed(options.get("seed", 0)),
     )
-    check_flag("return_lse", options.get("return_lse", False))
+    check_flag("return_lse", arguments["return_lse"])
     xp = array_module(*arrays)
     if timed:
         xp = optional.cupy()
         beside = beside.on(xp)
         arrays = tuple(map(xp.asarray, arrays))
-    asked = {name: options.pop(name) for name in VALUES if name in options}
-    problem, operands = parse(
-        *arrays,
-        **{**_DEFAULTS, **options},
-        asked=asked,
-        out=None,
-        xp=xp,
-        beside=beside.arrays,
-        own=beside.own,
-    )
-    if beside.block_mask is not None:
-        problem = with_block_mask(problem, beside.block_mask, xp)
-    return problem, operands, beside
+    arguments |= {**dict(zip("qkv", arrays, strict=True)), **beside.arrays}
+    arguments["block_mask"] = beside.block_mask
+    return *parsed(arguments, beside.own, xp), beside
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

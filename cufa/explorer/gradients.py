@@ -19,7 +19,6 @@ from cufa.explorer.formula import rounding_noise, scores_of, softmax
 from cufa.explorer.oracle import CHUNK_BYTES, Verdict, is_finite, product, sampled_heads
 from cufa.explorer.stage import Stage
 from cufa.explorer.subject import Judge, Subject
-from cufa.features import VALUES
 from cufa.features.dropout import Dropout, kept
 from cufa.features.feature import Places
 from cufa.features.parts import ARRAYS
@@ -136,12 +135,8 @@ class GradientStage(Stage):
             tuple(self.beside.arrays.get(name) for name in ARRAYS),
             seed=None if dropout is None else self.beside.seed,
         )
-        options: dict[str, Any] = {
-            each.ARGUMENT: each.given for each in problem.features if each.ARGUMENT in VALUES
-        }
-        if dropout is not None:
-            options["seed"] = self.beside.seed
-        options |= {**self.beside.arrays, "scale": problem.scale}
+        options = {**problem.asked, **self.beside.arrays, "scale": problem.scale}
+        options["seed"] = self._extras.seed
         given, lse = attention(q, k, v, return_lse=True, **options)
         self._asked = problem
         self._its = Results(dout, given, lse)
@@ -272,9 +267,7 @@ class GradientOracle:
 
     def _scores(self, b: int, h: int, rows: slice, products: Array) -> Array:
         xp, p = self._xp, self._problem
-        score: dict[str, Any] = {
-            each.ARGUMENT: each.given for each in p.features if each.ARGUMENT in VALUES
-        }
+        score = p.asked
         for name, array in self._beside.arrays.items():
             if name == "sinks":
                 continue

@@ -15,7 +15,6 @@ import numpy as np
 from cufa.arrays import Array
 from cufa.explorer.beside import NOTHING_BESIDE, Beside
 from cufa.explorer.formula import attend, rounding_noise
-from cufa.features import VALUES
 from cufa.features.dropout import Dropout, kept
 from cufa.features.feature import Places
 from cufa.problem.extras import all_axes
@@ -157,8 +156,8 @@ class Oracle:
         xp, p = self._xp, self._problem
         b, h = (xp.asarray(each)[:, None, None] for each in np.transpose(self._heads))
         i, j = xp.asarray(self._rows[:, part])[..., None], xp.arange(p.seq_kv)[None, None]
-        score: dict[str, Any] = {name: x for name, x in self._arrays.items() if name != "sinks"}
-        score |= {each.ARGUMENT: each.given for each in p.features if each.ARGUMENT in VALUES}
+        score = {**p.asked, **self._arrays}
+        sinks = score.pop("sinks", None)
         for name in ("bias", "mask"):
             if name in score:
                 score[name] = score[name][:, part]
@@ -167,7 +166,7 @@ class Oracle:
             *(xp, q, k, v, Places(b, h, i, j, p.seq_q, p.seq_kv)),
             product=lambda x, y: product(xp, x, y, next(sums)),
             rounded=rounded,
-            sinks=self._arrays.get("sinks"),
+            sinks=sinks,
             keep=self._keep(part),
             scale=p.scale,
             score_mod=self._beside.score_mod,

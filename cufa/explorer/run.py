@@ -9,12 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from cufa.arrays import Operands
+from cufa.checks import check_integer
 from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
-from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.beside import Beside
 from cufa.explorer.clock import Call
@@ -25,7 +23,6 @@ from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.subject import Judge, Subject
 from cufa.explorer.work import shortest_s
-from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -56,16 +53,13 @@ class Run:
 
     Parameters
     ----------
-    problem : Problem
-    device : Device
+    subject : Subject
     jobs : int or None
         Threads that compile.
     progress : callable or None
     compiled : dict of Variant to (Row, bytes), optional
         Variants that earlier explorations on the device compiled, without a cubin where it failed;
         this one adds to it.
-    subject : Subject, optional
-        Attention of the problem by default.
 
     Attributes
     ----------
@@ -77,38 +71,31 @@ class Run:
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
     """
 
-    problem: Problem
-    device: Device
+    subject: Subject
     jobs: int | None
     progress: Callable[[Progress], None] | None
     compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
-    subject: Subject | None = None
     rows: dict[Variant, Row] = field(default_factory=dict, init=False)
     ceilings: dict[str, float] | None = field(default=None, init=False)
     lost: str | None = field(default=None, init=False)
     _cubins: dict[Variant, bytes] = field(default_factory=dict, init=False)
     _kernels: list[str] = field(default_factory=list, init=False)
     _started: float = field(default_factory=time.perf_counter, init=False)
-    _of: Subject = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Take attention of the problem where no subject was given."""
-        self._of = self.subject or Subject(self.problem, self.device)
 
     def build(self, chosen: list[Variant]) -> None:
         """Compile the variants that are legal."""
         self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
-        reasons = {v: self._of.refusal(v) for v in chosen}
+        reasons = {v: self.subject.refusal(v) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
         missing = [variant for variant in legal if variant not in self.compiled]
-        with closing(build.compile_all(missing, self.device.arch, self.jobs)) as results:
+        with closing(build.compile_all(missing, self.subject.device.arch, self.jobs)) as results:
             for done, built in enumerate(results, 1):
-                row = build.static_row(built, self.device)
+                row = build.static_row(built, self.subject.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
                 self.compiled[row.variant] = row, b"" if row.error else cubin
                 self._step("compile", done, len(missing), row)
-        expected = self._of.expected(legal)
+        expected = self.subject.expected(legal)
         for variant in legal:
             row, cubin = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
@@ -122,12 +109,12 @@ class Run:
         where the former hold values that are not finite.
         """
         if self._cubins:
-            stage = self._of.stage(operands, beside)
+            stage = self.subject.stage(operands, beside)
             self._race(stage, self._check(stage))
 
     def _check(self, stage: Stage) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = self._of.judge(stage)
+        oracle = self.subject.judge(stage)
         calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
             row, call = self.rows[variant], None
@@ -176,13 +163,13 @@ class Run:
     def _timed(self, variant: Variant, time: Time) -> Row:
         """Return a row with what follows from its time."""
         seconds = time.ms / 1e3
-        work = self._of.flops(), self._of.nbytes()
+        work = self.subject.flops(), self.subject.nbytes()
         shortest = shortest_s(*work, self.ceilings or {})
         return self.rows[variant]._replace(
             median_us=1e3 * time.ms,
             spread=time.spread,
-            tflops=self._of.flops() / seconds / 1e12,
-            gbs=self._of.nbytes() / seconds / 1e9,
+            tflops=self.subject.flops() / seconds / 1e12,
+            gbs=self.subject.nbytes() / seconds / 1e9,
             ceiling_fraction=None if shortest is None else shortest / seconds,
         )
 
@@ -195,11 +182,11 @@ class Run:
         """Return what was found."""
         major, minor = nvrtc.version()
         return Exploration(
-            problem=self.problem,
-            device=self.device,
-            arch=self.device.arch,
+            problem=self.subject.problem,
+            device=self.subject.device,
+            arch=self.subject.device.arch,
             rows=list(self.rows.values()),
-            planned=self._of.planned(self._kernels),
+            planned=self.subject.planned(self._kernels),
             compiler=f"NVRTC {major}.{minor}",
             ceilings=self.ceilings,
             seconds=time.perf_counter() - self._started,
@@ -232,10 +219,7 @@ def _reason(error: Exception) -> str:
 
 def check_options(jobs: object, progress: object) -> None:
     """Check the options of a run before any work for it; TypeError or ValueError."""
-    if jobs is not None:
-        if isinstance(jobs, bool) or not isinstance(jobs, (int, np.integer)):
-            raise TypeError(f"jobs must be an integer or None, not {type(jobs).__name__}")
-        if jobs < 1:
-            raise ValueError(f"jobs must be at least 1, not {jobs}")
+    if jobs is not None and check_integer("jobs", jobs, "an integer or None") < 1:
+        raise ValueError(f"jobs must be at least 1, not {jobs}")
     if not (progress is None or callable(progress)):
         raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")

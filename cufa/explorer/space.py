@@ -98,13 +98,13 @@ def _given(kernels: Iterable[str] | None, space: Sequence[Variant]) -> list[Vari
 
 def checked_space(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
     """Return values of template arguments; TypeError or ValueError where they are none."""
+    checked: dict[str, tuple[int, ...]] = {}
     for name, values in space.items():
         if name not in _FIELDS:
             raise ValueError(f"space: {name!r} is none of {', '.join(_FIELDS)}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"space: {name} must have a sequence of integers, not {values!r}")
-    checked = {name: tuple(values) for name, values in space.items()}
-    for name, numbers in checked.items():
+        numbers = checked[name] = tuple(values)
         if not all(type(n) is int or (name == "ping_pong" and type(n) is bool) for n in numbers):
             raise TypeError(f"space: {name} must have integers, not {numbers!r}")
     return checked

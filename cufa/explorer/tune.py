@@ -16,6 +16,7 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
+from cufa.explorer.subject import Subject
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.features.feature import Reading
 from cufa.planner.plan import plan_tiles
@@ -232,7 +233,7 @@ class _Tuner:
         """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
         device = self.tuning.device
         chosen = [planned, *variants(problem, device, self.kernels, self.space)]
-        run = Run(problem, device, self.jobs, self.progress, self.compiled)
+        run = Run(Subject(problem, device), self.jobs, self.progress, self.compiled)
         run.build(list(dict.fromkeys(chosen)))
         try:
             if self.lost is not None:

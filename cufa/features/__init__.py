@@ -39,6 +39,11 @@ READINGS = {kind.ARGUMENT: kind for kind in FEATURES if issubclass(kind, Reading
 """Those that read arrays, or are a caller's own functions, by argument."""
 
 
+def values_of(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return those of a call's arguments that say of the scores what plain values can."""
+    return {name: arguments[name] for name in VALUES if name in arguments}
+
+
 def parse(asked: Mapping[str, object]) -> tuple[Feature, ...]:
     """Check arguments that are plain values, and return the features of which they ask.
 
@@ -56,7 +61,8 @@ def parse(asked: Mapping[str, object]) -> tuple[Feature, ...]:
         raise TypeError(f"there is no {name} among {', '.join(VALUES)}")
     found: dict[str, Value] = {}
     for name, kind in VALUES.items():
-        feature = kind.parse(asked[name]) if name in asked else None
+        given = asked.get(name, kind.DEFAULT)
+        feature = None if given is None is kind.DEFAULT else kind.parse(given)
         if feature is not None:
             found[name] = feature
     for feature in tuple(found.values()):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cufa.arrays import Array
+from cufa.checks import check_integer
 from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
 from cufa.features.part import Parameter, Part
 
@@ -57,21 +57,12 @@ class AttentionChunk(Value):
     @classmethod
     def parse(cls, given: object) -> AttentionChunk | None:
         """Check the argument."""
-        if given is None:
-            return None
-        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-            kind = type(given).__name__
-            raise TypeError(f"attention_chunk must be an integer or None, not {kind}")
-        if given < 1:
+        size = check_integer("attention_chunk", given, "an integer or None")
+        if size < 1:
             raise ValueError(
                 f"attention_chunk must be 1 or more, or None for no chunks, not {given}"
             )
-        return cls(min(int(given), _LONGEST))
-
-    @property
-    def given(self) -> object:
-        """The argument."""
-        return self.size
+        return cls(min(size, _LONGEST))
 
     @property
     def words(self) -> str:
@@ -103,8 +94,6 @@ class AttentionChunk(Value):
         return at.j // given != (at.j - at.ahead) // given
 
     @classmethod
-    def draw(
-        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
-    ) -> Any:
+    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
         """Draw a size: of few keys, or up to more than there are."""
         return int(rng.integers(1, [20, 20, seq_kv + 20][rng.integers(3)]))

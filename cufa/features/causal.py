@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,11 +49,6 @@ class Causal(Value):
         return cls() if given else None
 
     @property
-    def given(self) -> object:
-        """The argument."""
-        return self.corner
-
-    @property
     def words(self) -> str:
         """The words for it in a line about a problem."""
         return "causal top-left" if self.is_top_left else "causal"
@@ -87,8 +81,6 @@ class Causal(Value):
         return at.j > at.i if given == "top-left" else at.ahead > 0
 
     @classmethod
-    def draw(
-        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
-    ) -> Any:
+    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
         """Draw one, bottom-right mostly."""
         return [True, True, "top-left"][rng.integers(3)]

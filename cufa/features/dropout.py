@@ -5,16 +5,14 @@ The same as in ``kernels/philox.cuh`` and ``kernels/dropout.cuh``, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.checks import as_float, check_module, check_seed, check_size
+from cufa.checks import check_module, check_real, check_seed, check_size
 from cufa.features.feature import Call, Option, Tile, Value
 from cufa.features.part import Parameter, Part
 
@@ -29,9 +27,7 @@ _LOW = 0xFFFFFFFF
 
 def check_dropout(dropout_p: object) -> float:
     """Return how many of the weights are dropped."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
-        raise TypeError(f"dropout_p must be a real number, not {type(dropout_p).__name__}")
-    value = as_float(dropout_p)
+    value = check_real("dropout_p", dropout_p)
     if not 0 <= value < 1:  # also true for NaN
         raise ValueError(f"dropout_p must be 0 or more, and less than 1, not {value!r}")
     return value
@@ -86,11 +82,6 @@ class Dropout(Value):
         return cls(p) if p > 0 else None
 
     @property
-    def given(self) -> object:
-        """The argument."""
-        return self.p
-
-    @property
     def words(self) -> str:
         """The words for it in a line about a problem."""
         return f"dropout {self.p:g}"
@@ -113,9 +104,7 @@ class Dropout(Value):
             rP[i] *= keeps.reshape(rP[i].shape)
 
     @classmethod
-    def draw(
-        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
-    ) -> Any:
+    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
         """Draw few or many."""
         return [0.1, 0.5][rng.integers(2)]
 

@@ -8,7 +8,7 @@ the same on NumPy arrays, the plain formula of the oracles, and its option of th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -237,9 +237,15 @@ class Value(Feature):
     DEFAULT: ClassVar[object] = None
     LIKELY: ClassVar[float] = 0.3
 
+    @property
+    def given(self) -> object:
+        """The argument, as plain values: those of the fields."""
+        given = tuple(getattr(self, field.name) for field in fields(self))
+        return given if len(given) > 1 else given[0]
+
     @classmethod
     def parse(cls, given: object) -> Value | None:
-        """Check the argument; None where it asks for nothing.
+        """Check the argument, None only where that is no default; None if it asks for nothing.
 
         Raises
         ------
@@ -252,10 +258,8 @@ class Value(Feature):
         """Bring the features of a call, by argument, to one form where they say the same."""
 
     @classmethod
-    def draw(
-        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
-    ) -> Any:
-        """Return a random argument, for tests: to go with the `others` that were drawn."""
+    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
+        """Return a random argument, for tests."""
         raise NotImplementedError
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.checks import as_float
+from cufa.checks import check_real
 from cufa.dtypes import DTYPES
 from cufa.features.curve import curve
 from cufa.features.feature import Call, Option, Places, Tile, Value
@@ -50,19 +48,13 @@ class Softcap(Value):
     @classmethod
     def parse(cls, given: object) -> Softcap | None:
         """Check the argument."""
-        if given is None:
-            return None
-        if isinstance(given, bool) or not isinstance(given, Real):
-            raise TypeError(f"softcap must be a real number or None, not {type(given).__name__}")
-        value = as_float(given)
+        value = check_real("softcap", given, "a real number or None")
         if not _LEAST <= value <= _MOST:  # also true for NaN
-            raise ValueError(f"softcap must be {_LEAST:g} to {_MOST:g}, not {value!r}")
+            raise ValueError(
+                f"softcap must be {_LEAST:g} to {_MOST:g}, or None for none (flash-attn's 0), not "
+                f"{value!r}"
+            )
         return cls(value)
-
-    @property
-    def given(self) -> object:
-        """The argument."""
-        return self.c
 
     @property
     def words(self) -> str:
@@ -108,8 +100,6 @@ class Softcap(Value):
         return number(given) * xp.tanh(scores / number(given))
 
     @classmethod
-    def draw(
-        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
-    ) -> Any:
+    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
         """Draw a bound, of few scores or of all."""
         return [0.05, 1.0, 5.0, 20.0, 50.0, 1000.0][rng.integers(6)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cufa.arrays import Array
+from cufa.checks import check_integer
 from cufa.features.causal import Causal
 from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
 from cufa.features.part import Parameter, Part
@@ -23,6 +23,18 @@ MAX_WINDOW = 2**30
 def _bounded(n: int | None) -> int | None:
     """Return a bound of a window as the kernels take it."""
     return None if n is None or n >= MAX_WINDOW else n
+
+
+def _checked(name: str, n: object) -> int | None:
+    """Return a bound of a window that a caller gives."""
+    if n is None:
+        return None
+    bound = check_integer(f"window: {name}", n, "an integer or None")
+    if bound < 0:
+        raise ValueError(
+            f"window: {name} must be 0 or more, or None for no bound (flash-attn's -1), not {n}"
+        )
+    return bound
 
 
 def _read(text: str) -> object:
@@ -83,18 +95,8 @@ class Window(Value):
         if not isinstance(given, tuple) or len(given) != 2:
             shown = repr(given) if isinstance(given, tuple) else type(given).__name__
             raise TypeError(f"window must be a tuple (left, right), not {shown}")
-        found: list[int | None] = []
-        for name, n in zip(("left", "right"), given, strict=True):
-            if n is not None and (isinstance(n, bool) or not isinstance(n, (int, np.integer))):
-                kind = type(n).__name__
-                raise TypeError(f"window: {name} must be an integer or None, not {kind}")
-            if n is not None and n < 0:
-                raise ValueError(
-                    f"window: {name} must be 0 or more, or None for no bound (flash-attn's -1), "
-                    f"not {n}"
-                )
-            found.append(None if n is None else int(n))
-        return None if found == [None, None] else cls(*found)
+        left, right = map(_checked, ("left", "right"), given)
+        return None if left is right is None else cls(left, right)
 
     def settle(self, found: dict[str, Value]) -> None:
         """Make of a right bound and a causal mask, aligned bottom-right, one of both.
@@ -110,11 +112,6 @@ class Window(Value):
             del found["window"]
         else:
             found["window"] = Window(left, right)
-
-    @property
-    def given(self) -> object:
-        """The argument."""
-        return (self.left, self.right)
 
     @property
     def words(self) -> str:
@@ -151,9 +148,7 @@ class Window(Value):
         return (at.ahead < -left) | (at.ahead > right)
 
     @classmethod
-    def draw(
-        cls, rng: np.random.Generator, seq_q: int, seq_kv: int, others: Mapping[str, Any]
-    ) -> Any:
+    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
         """Draw bounds: none, a near one or a far one."""
         far = rng.integers(0, max(seq_q, seq_kv) + 1, 2).tolist()
         near = rng.integers(0, 20, 2).tolist()

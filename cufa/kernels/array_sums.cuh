@@ -24,17 +24,17 @@ struct Sums<Part, decltype(Part::SUMS, void())> {
     static constexpr bool COLLIDES = Part::COLLIDES;
 };
 
-// A part of scores whose sums have a fixed order: the blocks of a chain add one after the other.
-// From a block to the next one along an axis, its chain and its rank there grow by these; and its
-// rank from one block to the next one that begins.
+// A part of scores whose sums have a fixed order: the blocks of a chain add one after the other, in
+// the order in which they begin. From a block to the next one along an axis, its chain and its rank
+// there grow by these; and its rank from one block to the next one that begins.
 struct InTurn : Part<InTurn> {
     int* chains;  // how many blocks of each have ended
-    int chain_batch, chain_head, chain_key, rank_batch, rank_head, rank_key, rank_number;
+    int chain_batch, chain_head, chain_key, rank_batch, rank_head, rank_number;
 
     __device__ void begin(int batch, int head_kv, int key_tile, int number) const {
         if (thread_index() == 0) {
             const int* ended = chain(batch, head_kv, key_tile);
-            const int rank = this->rank(batch, head_kv, key_tile, number);
+            const int rank = this->rank(batch, head_kv, number);
             while (ld_acquire(ended) != rank) {
             }
         }
@@ -44,16 +44,15 @@ struct InTurn : Part<InTurn> {
         fence_gpu();
         __syncthreads();
         if (thread_index() == 0)
-            st_release(chain(batch, head_kv, key_tile), rank(batch, head_kv, key_tile, number) + 1);
+            st_release(chain(batch, head_kv, key_tile), rank(batch, head_kv, number) + 1);
     }
 
  private:
     __device__ int* chain(int batch, int head_kv, int key_tile) const {
         return chains + batch * chain_batch + head_kv * chain_head + key_tile * chain_key;
     }
-    __device__ int rank(int batch, int head_kv, int key_tile, int number) const {
-        return batch * rank_batch + head_kv * rank_head + key_tile * rank_key +
-               number * rank_number;
+    __device__ int rank(int batch, int head_kv, int number) const {
+        return batch * rank_batch + head_kv * rank_head + number * rank_number;
     }
 };
 template <class Part>

@@ -193,7 +193,7 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
 #pragma unroll
         for (int i = 0; i < PIECES * 4; ++i) red_add(sums + i * 32, rdQ[i / 4][i % 4]);
     }
-    // With these around it, tiles of keys add in their order.
+    // With these around it, tiles of keys add in a fixed order, see `KeyPlace::rank`.
     __device__ void take_turn(const RowTile& t) const {
         if (!p.turns) return;
         if (thread_index() == 0)
@@ -212,20 +212,8 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
     __device__ float growth() const { return Of{p}.growth(); }
 
  private:
-    // Tiles of keys of a head in their order, and with them those of all heads, if these are equal.
-    static __device__ Tile key_tile_of(const BackwardArguments<SCORE, KV>& p, int number) {
-        if constexpr (KV::RAGGED) {
-            return Place::ragged_tile(p, number);
-        } else if constexpr (Of::IN_TURN) {  // those of a head begin before those of the next one
-            const int head = number / p.kv_tiles, kv = p.heads_q / p.group;
-            return {head / kv, head % kv, number % p.kv_tiles};
-        } else {
-            const int heads = p.heads / p.group, head = number % heads, kv = p.heads_q / p.group;
-            return {head / kv, head % kv, number / heads};
-        }
-    }
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem, int number)
-        : Place(p, key_tile_of(p, number)), smem(smem_address(smem)), number(number) {}
+        : Place(p, Place::tile(p, number, Of::IN_TURN)), smem(smem_address(smem)), number(number) {}
     __device__ int key_of(int mt, int h, int lane) const {
         return key_tile * BN + key0() + mt * 16 + h * 8 + lane / 4;
     }

@@ -26,14 +26,6 @@ struct BackwardRegisters {
     static constexpr int PRODUCER_REGISTERS = REST < 40 ? REST : 40;
 };
 
-// The tile of keys of a block: those of a head follow each other, so that its Q and dO stay in L2.
-template <class Place, class KV, class Arguments>
-__device__ Tile key_tile_by_head(const Arguments& p, int number) {
-    if constexpr (KV::RAGGED) return Place::ragged_tile(p, number);
-    const int head = number / p.kv_tiles, heads_kv = p.heads_q / p.group;
-    return {head / heads_kv, head % heads_kv, number % p.kv_tiles};
-}
-
 // Starts the copies of a tile of keys' K and V.
 template <class KTile, class KV, class Place>
 __device__ void load_kv(const BackwardMaps& maps, const Place& place, uint32_t tile_k,

@@ -8,8 +8,8 @@
 
 // Rows of the workspace come in units, none of which two sequences share. A multiple of all BM.
 constexpr int ROW_UNIT = 128;
-// Rows of the workspace for each counter of turns: a kernel may need two for 16 rows.
-constexpr int TURN_ROWS = 8;
+// Rows of the workspace for each counter of turns.
+constexpr int TURN_ROWS = 16;
 
 // `o` and `lse` are those of the forward pass; `q_tiles` counts units of rows. A gradient whose
 // address is null is not written. cufa/specs/backward.py holds the same layout as a NumPy dtype.
@@ -22,6 +22,7 @@ struct BackwardParams : Params {
     int* turns;      // for a fixed order of sums, (batch, heads_q, workspace_rows / TURN_ROWS): how
                      // many tiles of keys have added to some of the rows; null for any order
     int* turns_drawn;    // how many blocks have begun
+    float* kv_sums;      // parts of dK and dV, of some query heads each, see bwd_join.cu
     const float* sinks;  // (heads_q,)
     long long stride_sinks;
     float* d_sinks;      // (heads_q,)
@@ -29,6 +30,8 @@ struct BackwardParams : Params {
     float dq_factor;     // dQ of its sums: the scale, or, where Q comes negated, minus that
     int workspace_rows;  // of one head
     int kv_tiles;        // of keys, of one head
+    // bwd_wgmma only: blocks that share the query heads of a tile of keys, and how many one takes.
+    int kv_splits, split_heads;
 };
 
 // The same, then the parameters of the score's parts, and of the way of finding K and V.

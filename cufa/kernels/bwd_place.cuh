@@ -23,16 +23,21 @@ __device__ int number_of_block(const Arguments& p, unsigned char* smem) {
     return __shfl_sync(0xffffffff, number, 0);
 }
 
-// A tile of BN keys of one head of K and V, and the tiles of BM rows that visit it.
-template <int BM, int BN, class SCORE, class KV>
+// A tile of BN keys of one head of K and V, and the tiles of BM rows that visit it. SPLITS: whether
+// several blocks may share the query heads of its group.
+template <int BM, int BN, class SCORE, class KV, bool SPLITS = false>
 struct KeyPlace {
     const BackwardArguments<SCORE, KV>& p;
     int batch, head_kv, key_tile;
     Sequence sequence;
-    int first, end;  // tiles of rows
+    int first, end;            // tiles of rows
+    int first_head, end_head;  // of the group
 
-    __device__ KeyPlace(const BackwardArguments<SCORE, KV>& p, const Tile& tile)
+    // `split`: which of these blocks it is.
+    __device__ KeyPlace(const BackwardArguments<SCORE, KV>& p, const Tile& tile, int split = 0)
         : p(p), batch(tile.batch), head_kv(tile.head), key_tile(tile.q_tile) {
+        first_head = SPLITS ? split * p.split_heads : 0;
+        end_head = SPLITS ? min(p.group, first_head + p.split_heads) : p.group;
         sequence = KV::sequence(p, batch, 0);
         const int tiles = key_tile * BN < sequence.seq_kv ? (sequence.seq_q + BM - 1) / BM : 0;
         first = SCORE::RIGHT_EDGE
@@ -42,20 +47,30 @@ struct KeyPlace {
                                : tiles;
     }
 
-    // The tiles of keys of a head in their order, of sequences that are RAGGED.
+    // The tile of a block. A head's tiles begin in ascending order: under a causal mask the longest
+    // ones then come first. With turns they begin in descending order, as they add to dQ: see
+    // `rank`. `by_head`: whether all tiles of a head begin before those of the next head.
+    static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number, bool by_head) {
+        if constexpr (KV::RAGGED) return ragged_tile(p, number);
+        const int heads = p.heads / p.group, of_batch = p.heads_q / p.group;
+        const int head = by_head ? number / p.kv_tiles : number % heads,
+                  of_head = by_head ? number % p.kv_tiles : number / heads;
+        return {head / of_batch, head % of_batch, p.turns ? p.kv_tiles - 1 - of_head : of_head};
+    }
     static __device__ Tile ragged_tile(const BackwardArguments<SCORE, KV>& p, int number) {
         struct {
             const int* cu_seqlens_q;
             int seq_q, q_tiles, sequences;
         } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
         const int of_head = number % p.kv_tiles;  // which are counted from the last one on
-        return KV::template tile<BN>(keys, number - of_head + p.kv_tiles - 1 - of_head, 0);
+        return KV::template tile<BN>(
+            keys, p.turns ? number : number - of_head + p.kv_tiles - 1 - of_head, 0);
     }
 
-    // The tiles of rows to visit, one after the other, until `head` is the group.
-    __device__ RowTile begin() const { return found({first < end ? 0 : p.group, first}); }
+    // The tiles of rows to visit, one after the other, until `head` is the last one's end.
+    __device__ RowTile begin() const { return found({first < end ? first_head : end_head, first}); }
     __device__ RowTile after(const RowTile& t) const { return found({t.head, t.tile + 1}); }
-    __device__ bool visits(const RowTile& t) const { return t.head < p.group; }
+    __device__ bool visits(const RowTile& t) const { return t.head < end_head; }
     __device__ int query_head(const RowTile& t) const { return head_kv * p.group + t.head; }
     // Where they begin in the workspace.
     __device__ long long row_of(const RowTile& t) const {
@@ -76,11 +91,14 @@ struct KeyPlace {
         return true;
     }
 
-    // How many tiles of keys add to the rows before this one does; and where these are counted.
+    // How many tiles of keys add to the rows before this one does; and where these are counted. The
+    // last keys add first: under a causal mask a block begins at the diagonal, so that blocks which
+    // begin together do not wait for each other. No block waits forever: it waits only for blocks
+    // with lower numbers, which have begun, and the lowest of those that run waits for none.
     __device__ int rank(const RowTile& t) const {
-        const int first = SCORE::LEFT_EDGE ? keys_of(t.tile).first : 0;
-        if constexpr (SCORE::HAS_BLOCK_MAP) return line(t)[key_tile] - line(t)[first];
-        return key_tile - first;
+        const int end = keys_of(t.tile).end;
+        if constexpr (SCORE::HAS_BLOCK_MAP) return line(t)[end] - line(t)[key_tile + 1];
+        return end - 1 - key_tile;
     }
     __device__ int* turn(const RowTile& t) const { return p.turns + row_of(t) / TURN_ROWS; }
 
@@ -113,7 +131,7 @@ struct KeyPlace {
     __device__ RowTile found(RowTile t) const {
         for (;; ++t.tile) {
             if (t.tile >= end) ++t.head, t.tile = first;
-            if (t.head >= p.group) return t;
+            if (t.head >= end_head) return t;
             if constexpr (!SCORE::HAS_BLOCK_MAP) return t;
             const int* line = this->line(t);
             if (line[key_tile + 1] > line[key_tile]) return t;

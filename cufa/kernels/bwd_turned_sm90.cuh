@@ -23,12 +23,12 @@ struct TurnedScores {
         return score().sees(place.sequence, q0).end < key0 + 64 ||
                score().sees(place.sequence, last).first > key0;
     }
-    // x of the keys that rows do not see becomes `hidden`.
-    __device__ void mask(float (&x)[4], int nt, float hidden) const {
-        const int key = this->key();
+    // x of the keys that rows do not see becomes `hidden`; `query` and `key` are the thread's
+    // first.
+    __device__ void mask(float (&x)[4], int query, int key, float hidden) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const Keys seen = score().sees(place.sequence, query(nt, i));
+            const Keys seen = score().sees(place.sequence, query + i);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 set_if_less(x[2 * h + i], seen.end - 1, key + 8 * h, hidden);
@@ -41,9 +41,12 @@ struct TurnedScores {
     __device__ void weigh(float (&rS)[NT][4], uint32_t (&rP)[NT / 2][4], uint32_t stats) const {
         const bool masked = this->masked();
         const bool asks = SCORE::PAIRWISE && (!SCORE::MAPPED || place.is_partial(t));
-        if (!SCORE::CHANGES_EVERY_TILE && masked)
+        const uint32_t of_lane = stats + 4 * (lane() % 4 * 2);
+        if (!SCORE::CHANGES_EVERY_TILE && masked) {
+            const int query = this->query(0, 0), key = this->key();
 #pragma unroll
-            for (int nt = 0; nt < NT; ++nt) mask(rS[nt], nt, -INF);
+            for (int nt = 0; nt < NT; ++nt) mask(rS[nt], query + nt * 8, key, -INF);
+        }
 #pragma unroll
         for (int k = 0; k < NT / 2; ++k) {
             float slopes[2][4], kept[2][4];
@@ -51,10 +54,10 @@ struct TurnedScores {
             for (int j = 0; j < 2; ++j) {
                 const int nt = 2 * k + j;
                 float (&x)[4] = rS[nt];
-                const float2 lse = lds_2(stats + 4 * (nt * 8 + lane() % 4 * 2));
+                const float2 lse = lds_2(of_lane + 4 * nt * 8);
                 if constexpr (SCORE::CHANGES_EVERY_TILE) {
                     weigh_pairs(x, slopes[j], lse, nt, asks);
-                    if (masked) mask(x, nt, 0.f);
+                    if (masked) mask(x, query(nt, 0), key(), 0.f);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i)

@@ -4,7 +4,8 @@
 // tiles of Q and dO by TMA. The consumers, the other warpgroups, own 64 keys each: S^T = K Q^T and
 // dP^T = V dO^T stay in registers, and so do P^T and dS^T, the left operands of dV += P^T dO and
 // dK += dS^T Q. dS goes through shared memory to dQ += dS K, which the consumers share, a step
-// later: so no consumer waits for another's softmax. dQ is added up in global memory.
+// later: so no consumer waits for another's softmax. dQ is added up in global memory, by threads of
+// the first warpgroup.
 #include "bwd_common_sm90.cuh"
 #include "bwd_turned_sm90.cuh"
 #include "bwd_wgmma_smem.cuh"
@@ -16,7 +17,7 @@ struct BackwardConsumer {
     using QTile = typename C::QTile;
     using KTile = typename C::KTile;
     using DsTile = typename C::DsTile;
-    using Place = KeyPlace<BM, BN, SCORE, KV>;
+    using Place = KeyPlace<BM, BN, SCORE, KV, true>;
     using Scores = float[NT][4];
     using DqPart = float[C::DQ_WIDTH / 8][4];
     // Whether the registers of dP^T are needed until there is P^T.
@@ -26,7 +27,6 @@ struct BackwardConsumer {
     const Place& place;
     const BackwardSmem<C>& smem;
     const int consumer;
-    int* due = nullptr;  // whose turn ends when this warp's part of dQ has been added
     float rdK[D / 8][4] = {}, rdV[D / 8][4] = {};
     uint32_t rP[BM / 16][4], rdS[BM / 16][4];
 
@@ -123,46 +123,19 @@ struct BackwardConsumer {
             WgmmaOfRows<T, C::DQ_WIDTH>::ss(rdQ, DsTile::columns(ds, j), KTile::rows(k, j), j > 0);
         wgmma_commit();
     }
-    // Adds it to the sum in global memory, where four numbers of a thread follow each other: each
-    // warp its own 16 rows.
-    __device__ void add_dq(const DqPart& rdQ, const RowTile& t) {
+    // Hands it to the thread that adds it to the sum in global memory.
+    __device__ void hand_dq(const DqPart& rdQ, uint32_t n) const {
         if (!place.p.dq_sums) return;
-        const int thread = thread_index_anew() % 128, lane = thread % 32, warp = thread / 32;
-        const uint32_t part = smem.dq(consumer, warp);
-        if (lane == 0) end_add();
-        __syncwarp();
+        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        const uint32_t part = smem.dq(consumer, thread / 32);
+        smem.acquire_dq(n);
 #pragma unroll
         for (int i = 0; i < C::DQ_WIDTH / 8; ++i)
             sts_128(part + (i * 32 + lane) * 16,
                     make_float4(rdQ[i][0], rdQ[i][1], rdQ[i][2], rdQ[i][3]));
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) {
-            const int row = (C::SHARES_ROWS ? consumer * 64 : 0) + warp * 16;
-            const int piece = C::SHARES_ROWS ? 0 : consumer * (C::DQ_WIDTH / 8);
-            if (place.p.turns) take_turn(t, row);
-            bulk_add(DqPiece<T, D, true>::at(place.p.dq_sums, place.row_of(t) + row, piece), part,
-                     C::DQ_WARP_BYTES);
-            tma_store_commit();
-        }
-    }
-    // Waits until the place of a warp's part is free; or, where tiles of keys add in their order,
-    // until it has been added.
-    __device__ void end_add() {
-        if (!place.p.turns) {
-            tma_store_wait_read();
-        } else if (due) {
-            tma_store_wait();
-            fence_proxy_async_global();
-            st_release(due, ld_relaxed(due) + 1);
-        }
-    }
-    __device__ void take_turn(const RowTile& t, int row) {
-        due = place.turn(t) + row / TURN_ROWS + (C::SHARES_ROWS ? 0 : consumer);
-        const int rank = place.rank(t);
-        while (ld_acquire(due) != rank) {
-        }
-        fence_proxy_async_global();
+        if (lane == 0) mbarrier_arrive(smem.full_dq(n));
     }
     // dV and dK leave through the places of V and K.
     __device__ void store() {
@@ -178,11 +151,28 @@ struct BackwardConsumer {
                                      row, 0, place.template rows_of<T>(p.dv), p.dv.stride_seq, rows,
                                      p.head_dim_v);
     }
+    // Leaves this block's part of dK and dV for bwd_join.cu.
+    __device__ void leave(float* sums) const {
+        using Piece = DqPiece<T, D, true>;
+        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        const int row = consumer * 64 + thread / 32 * 16;
+        const float of_k = place.p.scale, of_v = Differentiated<SCORE>{place.p}.growth();
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i) {
+            const float (&k)[4] = rdK[i], (&v)[4] = rdV[i];
+            float* at = Piece::at(sums, row, i) + lane * 4;
+            *reinterpret_cast<float4*>(at) =
+                make_float4(k[0] * of_k, k[1] * of_k, k[2] * of_k, k[3] * of_k);
+            *reinterpret_cast<float4*>(at + BN * D) =
+                make_float4(v[0] * of_v, v[1] * of_v, v[2] * of_v, v[3] * of_v);
+        }
+    }
 };
 
 // Fetches K and V, and the tiles of rows that visit them; one thread.
 template <class C, class SCORE, class KV>
-__device__ void produce(const BackwardMaps& maps, const KeyPlace<C::BM, C::BN, SCORE, KV>& place,
+__device__ void produce(const BackwardMaps& maps,
+                        const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
                         const BackwardSmem<C>& smem) {
     using QTile = typename C::QTile;
     constexpr int BM = C::BM;
@@ -205,6 +195,36 @@ __device__ void produce(const BackwardMaps& maps, const KeyPlace<C::BM, C::BN, S
     }
 }
 
+// Adds dQ of every third tile of rows, from number `adder` on, to the sum in global memory: with
+// turns, when it is this block's. One thread.
+template <class C, class SCORE, class KV>
+__device__ void add_dq(const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
+                       const BackwardSmem<C>& smem, int adder) {
+    using Piece = DqPiece<typename C::T, C::HEAD_DIM, true>;
+    const auto& p = place.p;
+    uint32_t n = 0;
+    for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+        if (n % C::ADDERS != adder) continue;
+        int* turn = p.turns ? place.turn(t) : nullptr;
+        const int rank = turn ? place.rank(t) : 0;
+        smem.wait_dq(n);
+        if (turn) {
+            while (ld_acquire(turn) != rank) {
+            }
+            fence_proxy_async_global();
+        }
+        bulk_add(Piece::at(p.dq_sums, place.row_of(t), 0), smem.dq(0, 0), C::DQ_BYTES);
+        tma_store_commit();
+        tma_store_wait_read();
+        mbarrier_arrive(smem.empty_dq());
+        if (turn) {
+            tma_store_wait();
+            fence_proxy_async_global();
+            st_release(turn, rank + 1);
+        }
+    }
+}
+
 template <class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int WARPS,
           int BLOCKS_PER_SM, class SCORE, class KV>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
@@ -213,24 +233,28 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     using Consumer = BackwardConsumer<C, SCORE, KV>;
     using Place = typename Consumer::Place;
     static_assert(HEAD_DIM_V == HEAD_DIM && WARPS == 4 * (C::CONSUMERS + 1), "as in the spec");
+    static_assert(C::ADDERS == 3, "the first warpgroup's warps, but for the one that fetches");
     const auto& p = arguments.params;
     extern __shared__ __align__(1024) unsigned char smem[];
     const BackwardSmem<C> shared(smem_address(smem));
-    const Place place(p, key_tile_by_head<Place, KV>(p, number_of_block(p, smem)));
+    const int number = number_of_block(p, smem), splits = p.kv_splits;
+    const Place place(p, Place::tile(p, number / splits, splits == 1), number % splits);
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
 
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         registers_decrease<C::PRODUCER_REGISTERS>();
+        const int warp = threadIdx.x / 32;
         if (threadIdx.x == 0) produce<C, SCORE, KV>(arguments.maps, place, shared);
+        if (p.dq_sums && threadIdx.x % 32 == 0 && warp > 0)
+            add_dq<C, SCORE, KV>(place, shared, warp - 1);
         return;
     }
     registers_increase<C::CONSUMER_REGISTERS>();
     Consumer c(place, shared, warpgroup - 1);
     c.wait_kv();
     uint32_t n = 0;
-    RowTile before{};  // of the step before
     for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
         typename Consumer::Scores rS, rdP;
         typename Consumer::DqPart rdQ;
@@ -247,18 +271,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         wgmma_wait<1>();
         if (n > 0) {
             shared.ring_ds.release(n - 1);
-            c.add_dq(rdQ, before);
+            c.hand_dq(rdQ, n - 1);
         }
         wgmma_wait<0>();
         shared.ring_q.release(n), shared.ring_do.release(n);
-        before = t;
     }
     if (n > 0) {
         typename Consumer::DqPart rdQ;
         c.queue_dq(rdQ, n - 1);
         wgmma_wait<0>();
-        c.add_dq(rdQ, before);
+        c.hand_dq(rdQ, n - 1);
     }
-    c.store();
-    if (threadIdx.x % 32 == 0) c.end_add();
+    if (splits == 1)
+        c.store();
+    else if (p.kv_sums)
+        c.leave(p.kv_sums + number * (2ll * BN * HEAD_DIM));
 }

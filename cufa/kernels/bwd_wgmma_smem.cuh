@@ -15,14 +15,18 @@ struct BackwardConfig : BackwardRegisters<BN_ / 64> {
     using KTile = WgmmaTile<BN, HEAD_DIM>;  // of V, too
     using DsTile = WgmmaTile<BM, BN>;
 
-    // Where each part begins. A warp adds up its part of dQ through shared memory.
+    // Where each part begins. dQ is that of one tile of rows, in the order of DqPiece.
     static constexpr int DQ_WARP_BYTES = 16 * DQ_WIDTH * 4;
     static constexpr int K = 0, V = K + KTile::bytes, Q = V + KTile::bytes;
     static constexpr int DO = Q + STAGES * QTile::bytes, DS = DO + STAGES * QTile::bytes;
     static constexpr int DQ = DS + 2 * DsTile::bytes;
-    static constexpr int STATS = DQ + 4 * CONSUMERS * DQ_WARP_BYTES, STATS_BYTES = 8 * BM;
+    static constexpr int DQ_BYTES = 4 * CONSUMERS * DQ_WARP_BYTES;
+    static constexpr int STATS = DQ + DQ_BYTES, STATS_BYTES = 8 * BM;
+    // Threads that add dQ of one tile each, one after the other: an addition takes longer than a
+    // step.
+    static constexpr int ADDERS = 3;
     static constexpr int BARRIERS = STATS + STAGES * STATS_BYTES;
-    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8;
+    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8 * (ADDERS + 1) + 8;
 };
 
 template <class C>
@@ -30,14 +34,15 @@ struct BackwardSmem {
     uint32_t base;
     Ring<C::STAGES> ring_q, ring_do;
     Ring<2> ring_ds;
-    uint32_t full_kv;
+    uint32_t barriers_dq, full_kv;
 
     __device__ explicit BackwardSmem(uint32_t smem)
         : base(smem),
           ring_q(smem + C::BARRIERS),
           ring_do(smem + C::BARRIERS + ring_q.bytes),
           ring_ds(smem + C::BARRIERS + 2 * ring_q.bytes),
-          full_kv(smem + C::BARRIERS + 2 * ring_q.bytes + ring_ds.bytes) {}
+          barriers_dq(smem + C::BARRIERS + 2 * ring_q.bytes + ring_ds.bytes),
+          full_kv(barriers_dq + 8 * (C::ADDERS + 1)) {}
 
     // By one thread.
     __device__ void init() const {
@@ -46,6 +51,9 @@ struct BackwardSmem {
         for (int s = 0; s < 2; ++s)
             mbarrier_init(ring_ds.full + 8 * s, 4 * C::CONSUMERS),
                 mbarrier_init(ring_ds.empty + 8 * s, 4 * C::CONSUMERS);
+        for (int adder = 0; adder < C::ADDERS; ++adder)
+            mbarrier_init(full_dq(adder), 4 * C::CONSUMERS);
+        mbarrier_init(empty_dq(), 1);
         mbarrier_init(full_kv, 1);
         mbarrier_fence_init();
         fence_proxy_async();  // the block's number was where TMA writes K
@@ -70,8 +78,15 @@ struct BackwardSmem {
     __device__ uint32_t stats(uint32_t n) const {
         return base + C::STATS + ring_q.slot(n) * C::STATS_BYTES;
     }
-    // The part of dQ of a warp of a consumer.
+    // dQ of the n-th tile: all consumers fill its place, and one adder empties it. Each adder has a
+    // barrier of its own, because it waits for every third tile only.
+    __device__ uint32_t full_dq(uint32_t n) const { return barriers_dq + n % C::ADDERS * 8; }
+    __device__ uint32_t empty_dq() const { return barriers_dq + C::ADDERS * 8; }
+    __device__ void acquire_dq(uint32_t n) const { mbarrier_wait(empty_dq(), n % 2 ^ 1); }
+    __device__ void wait_dq(uint32_t n) const { mbarrier_wait(full_dq(n), n / C::ADDERS % 2); }
+    // The part of a warp of a consumer.
     __device__ uint32_t dq(int consumer, int warp) const {
-        return base + C::DQ + (consumer * 4 + warp) * C::DQ_WARP_BYTES;
+        const int part = C::SHARES_ROWS ? consumer * 4 + warp : warp * C::CONSUMERS + consumer;
+        return base + C::DQ + part * C::DQ_WARP_BYTES;
     }
 };

@@ -30,7 +30,16 @@ from cufa.specs.tile import panel_columns
 _PREPARED = 128  # calls that are remembered
 
 _TENSORS = ("q", "k", "v", "o", "d_out", "dq", "dk", "dv")
-_NUMBERS = ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn", "sinks", "d_sinks")
+_NUMBERS = (
+    "row_lse",
+    "row_delta",
+    "dq_sums",
+    "kv_sums",
+    "turns",
+    "turns_drawn",
+    "sinks",
+    "d_sinks",
+)
 _FIRST_SUMS = len(_TENSORS) + 1 + len(_NUMBERS) + 1  # behind lse and chains
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 
@@ -137,7 +146,7 @@ def attention_backward(
     plan = call.plan
     memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
     start = memory.data.ptr
-    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.turns
+    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns
     numbers = [start + 4 * place if place >= 0 else 0 for place in places]
     # Behind the turns is how many blocks were drawn.
     drawn = start + 4 * (plan.workspace_words - 1) if plan.turns >= 0 else 0
@@ -348,6 +357,8 @@ def _parameter(
         "dq_factor": scale,
         "workspace_rows": plan.workspace_rows,
         "kv_tiles": plan.key_tiles,
+        "kv_splits": plan.kv_splits,
+        "split_heads": -(-problem.group // plan.kv_splits),
     }
     for name, steps in strides.items():
         if problem.kv == "Varlen":  # the tiles' sequences are not along this axis

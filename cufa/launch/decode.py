@@ -5,13 +5,7 @@ from __future__ import annotations
 import functools
 
 from cufa.features.parts import ARRAYS
-from cufa.launch.params import (
-    LOG2_E,
-    Ints,
-    ParameterLayout,
-    PlanNumbers,
-    scale_log2,
-)
+from cufa.launch.params import LOG2_E, Ints, ParameterLayout, PlanNumbers, scale_log2
 from cufa.launch.signature import TENSORS, Place
 from cufa.planner.decode import DecodePlan
 from cufa.problem.extras import Extras

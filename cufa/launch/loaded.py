@@ -19,7 +19,6 @@ from cufa.launch.params import (
     free_buffers,
     taken_buffer,
 )
-from cufa.launch.signature import remember
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
@@ -200,6 +199,8 @@ class Loaded:
         if encoded is None:
             buffer = taken_buffer()
             encoded = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
-            remember(self._maps, described, encoded, _MAPS)
+            if len(self._maps) >= _MAPS:
+                self._maps.clear()
+            self._maps[described] = encoded
             free_buffers.append(buffer)
         return encoded

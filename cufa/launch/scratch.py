@@ -28,7 +28,7 @@ _STREAMS = 64
 _KEPT = 32 << 20
 """Bytes that are kept for a stream, at most: more come from CuPy's pool for each launch."""
 
-_PER_THREAD = 2
+PER_THREAD = 2
 """The handle of each thread's default stream, ``cudaStreamPerThread``."""
 
 _RESERVES = 8
@@ -63,6 +63,17 @@ class Place(NamedTuple):
         return self.address
 
 
+_thread, _threads = threading.local(), itertools.count(1)
+
+
+def of_thread() -> int:
+    """Return what stands for this thread's default stream; a thread's ident may come again."""
+    key = getattr(_thread, "key", None)
+    if key is None:
+        key = _thread.key = -next(_threads)
+    return int(key)
+
+
 class Scratch:
     """The memory of one device."""
 
@@ -71,7 +82,6 @@ class Scratch:
 
         self._current_stream = cupy.cuda.get_current_stream
         self._lock = threading.Lock()
-        self._thread, self._threads = threading.local(), itertools.count(1)
         self._of_stream: dict[int, Place] = {}
         self._largest = 0  # bytes that are set aside for a capture
         self._reserves: list[Place] = []  # of the next captures
@@ -97,8 +107,8 @@ class Scratch:
         if stream.is_capturing():
             return self._take_for_capture(nbytes)
         key = stream.ptr
-        if key == _PER_THREAD:
-            key = self._of_thread()
+        if key == PER_THREAD:
+            key = of_thread()
         place = self._of_stream.get(key)
         if place is None or place.nbytes < nbytes or not self._has_reserves:
             with self._lock:
@@ -107,13 +117,6 @@ class Scratch:
                 if place is None or place.nbytes < nbytes:
                     place = self._give(key, nbytes)
         return place
-
-    def _of_thread(self) -> int:
-        """Return what stands for this thread's stream; a thread's ident may come again."""
-        key = getattr(self._thread, "key", None)
-        if key is None:
-            key = self._thread.key = -next(self._threads)
-        return int(key)
 
     def _give(self, key: int, nbytes: int) -> Place:
         """Give the current stream so much memory.

@@ -52,7 +52,7 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, key: Key) -> Signature:
         """Return the plain tuple of the hot path with names."""
-        signature = cls._make(key)
+        signature = tuple.__new__(cls, key)
         return (
             signature if signature.out is None else signature._replace(out=Out._make(signature.out))
         )

@@ -64,7 +64,7 @@ class Viewer:
         v, v_strides = self._bhsd(s.v_shape, s.v_strides)
         batch, heads, seq, _ = q
         result = batch, heads, seq, v[3]
-        return Views((q, k, v, result), (q_strides, k_strides, v_strides, self._made(result)))
+        return Views((q, k, v, result), (q_strides, k_strides, v_strides, self.made(result)))
 
     def taken(
         self, signature: Signature, views: Views, tma: bool
@@ -76,7 +76,7 @@ class Viewer:
         ValueError
             Strides are no multiples of an element, or elements of `out` share memory.
         """
-        if signature.out is None and self._is_plain(signature.aligned, views.strides, tma):
+        if signature.out is None and self.is_plain(signature.aligned, views.strides, tma):
             return views.strides, ()
         self._check_strides(signature)
         strides, copies = [], []
@@ -116,7 +116,7 @@ class Viewer:
             )
         return tuple(extents)
 
-    def _is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
+    def is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
         """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
         (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), _ = strides
         return (
@@ -155,7 +155,7 @@ class Viewer:
             return (shape[0], 1, *shape[1:]), (strides[0], ALIGNMENT, *strides[1:])
         return (1, 1, *shape), (ALIGNMENT, ALIGNMENT, *strides)
 
-    def _made(self, shape: Ints) -> Ints:
+    def made(self, shape: Ints) -> Ints:
         """Return the strides of a result that is made here."""
         _, heads, seq, head_dim = shape
         row = head_dim * self._itemsize

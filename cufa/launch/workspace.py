@@ -7,17 +7,15 @@ replayed at any time; the next ordinary call gets another.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.launch.scratch import current_capture
+from cufa.launch.scratch import PER_THREAD, current_capture, of_thread
 
 _STREAMS = 8  # whose memory is kept, and of all captures under way
-_PER_THREAD = 2  # the handle of each thread's default stream
 
 
 class Workspace:
@@ -25,7 +23,6 @@ class Workspace:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._thread, self._threads = threading.local(), itertools.count(1)
         self._of_stream: dict[int, Array] = {}
         self._of_capture: dict[tuple[int, int], Array] = {}
         self._captured: list[Array] = []  # as long as we live
@@ -47,7 +44,7 @@ class Workspace:
 
         stream = cupy.cuda.get_current_stream()
         with self._lock:
-            key = self._key(stream.ptr)
+            key = of_thread() if stream.ptr == PER_THREAD else stream.ptr
             if stream.is_capturing():
                 return self._take_for_capture(key, words)
             memory = self._of_stream.get(key)
@@ -57,15 +54,6 @@ class Workspace:
                     del self._of_stream[next(iter(self._of_stream))]
                 memory = self._of_stream[key] = cupy.empty((words,), np.float32)
         return memory
-
-    def _key(self, stream: int) -> int:
-        """Return what stands for a stream: each thread's own has the same number."""
-        if stream != _PER_THREAD:
-            return stream
-        key = getattr(self._thread, "key", None)
-        if key is None:
-            key = self._thread.key = -next(self._threads)
-        return int(key)
 
     def _take_for_capture(self, stream: int, words: int) -> Array:
         key = current_capture()

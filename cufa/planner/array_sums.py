@@ -18,7 +18,7 @@ CHAINS = "chains"
 
 _STEPS = (
     *("chain_batch", "chain_head", "chain_key"),
-    *("rank_batch", "rank_head", "rank_key", "rank_number"),
+    *("rank_batch", "rank_head", "rank_number"),
 )
 
 IN_TURN = Part(
@@ -102,8 +102,10 @@ class Chains(NamedTuple):
     chains : int
         Their number.
     steps : tuple of int
-        How a block's chain grows along batch, heads of K and V, and tiles of keys; how its rank
-        in the chain does, and how that grows from one block to the next one that begins.
+        How a block's chain grows along batch, heads of K and V, and tiles of keys; how its rank in
+        the chain grows along the first two, and from one block to the next one that begins. A
+        head's blocks begin one after the other, the last tile of keys first, and then those of the
+        next head.
     """
 
     place: int
@@ -187,7 +189,7 @@ def planned_sums(
 _Order = tuple[int, Ints]
 """The number of chains, and the steps of `Chains`."""
 
-_ONE_CHAIN: _Order = 1, (0, 0, 0, 0, 0, 0, 1)
+_ONE_CHAIN: _Order = 1, (0, 0, 0, 0, 0, 1)
 
 
 def _sums_of_bias(lengths: Ints, problem: Problem) -> Ints:
@@ -207,8 +209,8 @@ def _order_of_bias(sums: Ints, problem: Problem, key_tiles: int) -> _Order | Non
     of_batch, of_heads, of_queries, of_keys = sums
     batch, heads, queries, keys = problem.sizes.values()
     heads_kv = problem.heads_kv
-    if of_keys < keys:  # tiles of keys of a head
-        return batch * heads_kv, (heads_kv, 1, 0, 0, 0, 1, 0)
+    if of_keys < keys:  # blocks of a head
+        return batch * heads_kv, (heads_kv, 1, 0, -heads_kv * key_tiles, -key_tiles, 1)
     lacks_batch, lacks_heads = of_batch < batch, of_heads < heads and heads_kv > 1
     if of_queries < queries or not (lacks_batch or lacks_heads):
         return None
@@ -216,5 +218,5 @@ def _order_of_bias(sums: Ints, problem: Problem, key_tiles: int) -> _Order | Non
     ranks_heads = heads_kv if lacks_heads else 1
     return chains_batch * chains_heads * key_tiles, (
         *(0 if lacks_batch else chains_heads * key_tiles, 0 if lacks_heads else key_tiles, 1),
-        *(ranks_heads if lacks_batch else 0, 1 if lacks_heads else 0, 0, 0),
+        *(ranks_heads if lacks_batch else 0, 1 if lacks_heads else 0, 0),
     )

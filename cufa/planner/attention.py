@@ -125,6 +125,23 @@ class Planner:
             self._known[sizes] = found
         return found
 
+    def explained(self, problem: Problem) -> Plan | DecodePlan:
+        """Return a plan with the times expected of its variant, and of those it was chosen from.
+
+        Not with `batch_invariant`, which has the variant chosen for another batch.
+        """
+        found = self(problem)
+        if self._alone or 0 in (problem.seq_kv, found.grid):
+            return found
+        if isinstance(found, DecodePlan):
+            own, us = self._tiled.timed(problem)
+            items = Items.of(problem, self._device, found.variant.bm)
+            times = {own.variant: _tiled_us(problem, self._device, own, us)}
+            times[found.variant] = items.expected_us(found.grid)
+        else:
+            times = rules.times(problem, self._device, found.variant.kernel)
+        return found._replace(expected_us=tuple(sorted(times.items(), key=lambda item: item[1])))
+
     def _planned(self, problem: Problem) -> Plan | DecodePlan:
         if problem.kv in CACHES:
             return decode.plan_splits(problem, self._device, self._num_splits, self._kernel)
@@ -181,15 +198,13 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
     us : float
         Its expected time; 0.0 if that is not known.
     """
-    if other.grid == 0 or not 0 < problem.seq_q <= _MOST_ROWS:
+    rows = problem.group * problem.seq_q
+    if not 0 < rows <= _MOST_ROWS or not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
         return other
-    if problem.group * problem.seq_q > _MOST_ROWS:
-        return other
-    if not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
+    if other.grid == 0:
         return other
     others = _tiled_us(problem, device, other, us)
     # Most are slower whatever the grid, which takes long to plan
-    rows = problem.group * problem.seq_q
     kernel = default_decoder(rows, problem.dtype, False, device).name
     if Items.of(problem, device, tile_rows(problem, kernel)).expected_us() >= others:
         return other
@@ -226,30 +241,6 @@ def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
         flops_a_us = KERNELS[variant.kernel].flops_per_byte * BYTES_A_US
         us = _OTHERS_BEGIN + flops / flops_a_us
     return max(us, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
-
-
-def explained(
-    problem: Problem,
-    device: Device,
-    kernel: str | Variant | None = None,
-    table: Table | None = None,
-    batch_invariant: bool = False,
-) -> Plan | DecodePlan:
-    """Return the plan with the times expected of its variant, and of those that it was chosen from.
-
-    Not with `batch_invariant`, which has the variant chosen for another batch. Arguments and errors
-    are those of `Planner`.
-    """
-    found = plan(problem, device, kernel, table, batch_invariant)
-    if batch_invariant or 0 in (problem.seq_kv, found.grid):
-        return found
-    if isinstance(found, DecodePlan):
-        own, us = tiled.TiledPlanner(problem, device, kernel, table).timed(problem)
-        times = {own.variant: _tiled_us(problem, device, own, us)}
-        times[found.variant] = Items.of(problem, device, found.variant.bm).expected_us(found.grid)
-    else:
-        times = rules.times(problem, device, found.variant.kernel)
-    return found._replace(expected_us=tuple(sorted(times.items(), key=lambda item: item[1])))
 
 
 def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> list[Variant]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from cufa.device import Device
+from cufa.features.parts import part_named
 from cufa.features.sinks import Sinks
 from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_prepare, bwd_sinks
+from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
 from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, BackwardSpec, around
 from cufa.specs.instance import Instance
 
+_FILL = 0.9  # part of the time in which multiprocessors work: more is not worth the parts' memory
 _ALIGNMENT = 4  # float32 numbers: 16 bytes
 _WORD = 4  # bytes
 
@@ -47,11 +50,13 @@ class BackwardPlan(NamedTuple):
         As the kernels see it: sinks are in the log-sum-exp already.
     q_units, key_tiles : int
         Units of rows of a query head, and tiles of keys of a K/V head.
-    row_lse, row_delta, dq_sums, turns : int
+    kv_splits : int
+        Blocks that share the query heads of a tile of keys.
+    row_lse, row_delta, dq_sums, kv_sums, turns : int
         Where these begin in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
         The size of all of it: two numbers a row, dQ in float32, sums of gradients of arrays that
-        parts of the score read, and the turns.
+        parts of the score read, parts of dK and dV in float32, and the turns.
     sums : tuple of ArraySums
     chains : Chains or None
         The order of blocks that add to them.
@@ -67,9 +72,11 @@ class BackwardPlan(NamedTuple):
     problem: Problem
     q_units: int
     key_tiles: int
+    kv_splits: int
     row_lse: int
     row_delta: int
     dq_sums: int
+    kv_sums: int
     turns: int
     workspace_words: int
     sums: tuple[ArraySums, ...] = ()
@@ -104,6 +111,30 @@ def _variant(
         score=problem.score,
         kv=problem.kv,
     )
+
+
+def _splits(spec: BackwardSpec, problem: Problem, device: Device, blocks: int) -> int:
+    """Return how many blocks should share the query heads of a tile of keys.
+
+    As many as it takes until the longest block has no more work than each multiprocessor would
+    have if all work was spread evenly. A causal mask leaves half of the pairs, but the first keys
+    of a head have all of their rows.
+
+    Parameters
+    ----------
+    spec : BackwardSpec
+    problem : Problem
+    device : Device
+    blocks : int
+        Tiles of keys of all heads.
+    """
+    if not spec.splits_groups or not blocks:
+        return 1
+    parts = [part_named(name) for name in problem.score]
+    causal = any(part.right_edge for part in parts) and not any(part.left_edge for part in parts)
+    longest = device.sm_count / (blocks / 2 if causal else blocks)
+    splits = max(1, min(problem.group, math.ceil(_FILL * longest)))
+    return -(-problem.group // -(-problem.group // splits))  # each has some
 
 
 def backward_plan(
@@ -157,6 +188,10 @@ def backward_plan(
         q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // variant.bn)
     heads = problem.batch * problem.heads_q
     rows = heads * q_units * ROW_UNIT
+    blocks = problem.batch * problem.heads_kv * key_tiles
+    splits = _splits(form[0], problem, device, blocks)
+    part = variant.bn * (variant.head_dim + variant.head_dim_v)
+    joins = splits > 1 and not {"k", "v"}.isdisjoint(wrt)
     words = 0
     places: dict[str, Any] = {}
     dq_words = rows * variant.head_dim * sums_dq
@@ -170,6 +205,7 @@ def backward_plan(
         ("row_delta", rows),
         ("dq_sums", dq_words),
         ("sums", arrays.words),
+        ("kv_sums", blocks * splits * part * joins),
         ("turns", (rows // TURN_ROWS + 1) * takes_turns),
     ):
         places[name] = words if size else -1
@@ -182,12 +218,14 @@ def backward_plan(
         steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
     for spec, of_spec in zip(form, variants, strict=True):
         if wanted or not set(spec.gradients).isdisjoint(wrt):
-            blocks = units if spec.by_rows else problem.batch * problem.heads_kv * key_tiles
-            steps.append(Step(spec.instance(of_spec), blocks, of_spec.threads))
+            grid = units if spec.by_rows else blocks * splits
+            steps.append(Step(spec.instance(of_spec), grid, of_spec.threads))
+    if joins:
+        steps.append(Step(around(bwd_join.SPEC.name, variant, variant.bn), blocks, THREADS))
     if sums_dq:
         steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
     return BackwardPlan(
-        *(variant, tuple(steps), problem, q_units, key_tiles),
+        *(variant, tuple(steps), problem, q_units, key_tiles, splits),
         **places,
         workspace_words=words,
         sums=arrays.sums,

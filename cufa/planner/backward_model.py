@@ -99,5 +99,7 @@ def _bytes(plan: BackwardPlan) -> dict[str, int]:
         **dict.fromkeys(("v", "dv"), element * keys * p.head_dim_v),
         **dict.fromkeys(("lse", "row_lse", "row_delta"), 4 * queries),
     }
-    sums = 4 * queries * plan.variant.head_dim if plan.dq_sums >= 0 else 0
-    return {**found, "dq_sums": sums}
+    v, blocks = plan.variant, p.batch * p.heads_kv * plan.key_tiles * plan.kv_splits
+    sums = 4 * queries * v.head_dim if plan.dq_sums >= 0 else 0
+    parts = 4 * blocks * v.bn * (v.head_dim + v.head_dim_v) if plan.kv_sums >= 0 else 0
+    return {**found, "dq_sums": sums, "kv_sums": parts}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.problem.problem import Problem
-from cufa.specs import KERNELS
+from cufa.specs import FP8_KERNELS, KERNELS
 from cufa.specs.kv import in_cache
+from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
 _MAX_ROWS = 2**31 - 2**8
@@ -41,7 +42,7 @@ def check_decoding(problem: Problem, device: Device, kernel: str | Variant | Non
             f"q: {rows} rows that share a K/V head, or {heads} heads of all sequences, are more "
             f"than {_MAX_ROWS}"
         )
-    length, (longest, argument) = max(problem.capacity, problem.seq_q), problem.longest
+    length, (longest, argument) = max(problem.seq_kv, problem.seq_q), problem.longest
     if length > longest:
         raise ValueError(
             f"{argument}: {length} keys a sequence, or queries, are more than {longest}"
@@ -63,16 +64,32 @@ def check_tiles(items: int, tiles: int, ends: int) -> None:
 
 
 def _check_name(problem: Problem, name: object) -> None:
+    kernel = kernel_named(name, problem.dtype, decodes=True)
+    if problem.unified_max is not None and "unified" not in kernel.arguments:
+        raise ValueError(f"kernel: {kernel.name} has no unified_max")
+
+
+def kernel_named(name: object, dtype: str, decodes: bool) -> Spec:
+    """Return the kernel that a call names; TypeError or ValueError if it has none such.
+
+    Parameters
+    ----------
+    name : object
+    dtype : str
+    decodes : bool
+        Whether the call is one of `decode`.
+    """
     if not isinstance(name, str):
         raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
-    if name not in KERNELS or not KERNELS[name].decodes:
-        names = ", ".join(each.name for each in KERNELS.values() if each.decodes)
-        raise ValueError(f"kernel must be one of {names}, not {name!r}")
-    if problem.dtype not in KERNELS[name].dtypes:
-        takes = " or ".join(KERNELS[name].dtypes)
-        raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
-    if problem.unified_max is not None and "unified" not in KERNELS[name].arguments:
-        raise ValueError(f"kernel: {name} has no unified_max")
+    kernel = KERNELS.get(name)
+    if kernel is None or kernel.decodes != decodes:
+        names = ", ".join(each.name for each in KERNELS.values() if each.decodes == decodes)
+        hint = ", which is for cufa.decode" if kernel is not None and kernel.decodes else ""
+        hint = ", which is for precision='fp8'" if name in FP8_KERNELS else hint
+        raise ValueError(f"kernel must be one of {names}, not {name!r}{hint}")
+    if dtype not in kernel.dtypes:
+        raise ValueError(f"kernel: {name} takes {' or '.join(kernel.dtypes)}, q has {dtype}")
+    return kernel
 
 
 def check_variant(problem: Problem, variant: Variant, device: Device, decodes: bool) -> None:

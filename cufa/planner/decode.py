@@ -105,7 +105,7 @@ def plan_splits(
         variant = variant_of(problem, device, kernel, items, num_splits is not None, never)
     # Those of a window may begin and end anywhere.
     bn = variant.bn
-    tiles = max(1, min(-(-problem.capacity // bn), -(-(problem.visited - 1) // bn) + 1))
+    tiles = max(1, min(-(-problem.seq_kv // bn), -(-(problem.visited - 1) // bn) + 1))
     grid, parts, splits, smem_bytes = items.number, 1, int(never), variant.smem_bytes
     if num_splits is not None:
         splits = parts = min(num_splits, tiles)  # others would have no key in any sequence

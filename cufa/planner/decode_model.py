@@ -58,7 +58,7 @@ class Items(NamedTuple):
         number = problem.batch * problem.heads_kv * -(-rows // bm)
         keys = -(-max(1, problem.visited) // KEY_STEP) * KEY_STEP
         rows, size = min(rows, bm), keys * (d + dv) * DTYPES[problem.dtype].bytes
-        end, find = _END + _NUMBER * rows * dv, 2 * _WAIT * problem.is_paged
+        end, find = _END + _NUMBER * rows * dv, 2 * _WAIT * (problem.kv == "Paged")
         has_memory = 4 * partial_floats(number, rows, padded(dv)) <= _MOST_PARTIAL
         return cls(number, number / device.sm_count, keys, size, end, find, has_memory)
 

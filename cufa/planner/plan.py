@@ -9,12 +9,12 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
-from cufa.planner.checks import check_device, check_kv, check_variant
+from cufa.planner.checks import check_device, check_kv, check_variant, kernel_named
 from cufa.planner.problem_class import problem_class
 from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
-from cufa.specs import ATTENTION_KERNELS, FP8_KERNELS, KERNELS, default_kernel
+from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
@@ -110,9 +110,7 @@ def plan_tiles(
             forced = "" if kernel is None else "forced kernel, "
             reason = f"{forced}tuned on {table.date} (user's table)"
             return _planned(problem, variant, _block(variant, device), device, reason)
-    head_dims = problem.head_dim, problem.head_dim_v
-    kind = problem.dtype, head_dims, problem.score, device, problem.kv
-    variant, _ = rules.choice(chosen.name, *kind).of(problem.alike)
+    variant, _ = rules.choice_of(problem, device, chosen.name).of(problem.alike)
     return _planned(problem, variant, _block(variant, device), device, reason)
 
 
@@ -156,9 +154,7 @@ class TiledPlanner:
         self._reason = first.reason
         self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
-            name, head_dims = first.variant.kernel, (problem.head_dim, problem.head_dim_v)
-            kind = problem.dtype, head_dims, problem.score, device, problem.kv
-            self._choice = found = rules.choice(name, *kind)
+            self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
             self.rounded = found.rounded if found.rounds else None
 
     def __call__(self, problem: Problem) -> Plan:
@@ -189,18 +185,7 @@ def _check_limits(problem: Problem, device: Device) -> None:
 
 
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
-    if not isinstance(name, str):
-        raise TypeError(f"kernel must be a str or a Variant, not {type(name).__name__}")
-    kernel = ATTENTION_KERNELS.get(name)
-    if kernel is None:
-        hint = ", which is for cufa.decode" if name in KERNELS else ""
-        hint = ", which is for precision='fp8'" if name in FP8_KERNELS else hint
-        raise ValueError(
-            f"kernel must be one of {', '.join(ATTENTION_KERNELS)}, not {name!r}{hint}"
-        )
-    if problem.dtype not in kernel.dtypes:
-        takes = " or ".join(kernel.dtypes)
-        raise ValueError(f"kernel: {name} takes {takes}, q has {problem.dtype}")
+    kernel = kernel_named(name, problem.dtype, decodes=False)
     if not kernel.runs_on(device):
         archs = " and ".join(kernel.archs or ())
         raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")

@@ -80,6 +80,10 @@ class _Floor(NamedTuple):
     bn: int
 
 
+_Sizes = tuple[int, int, int, int, int, int | None]
+"""Heads, K/V heads, heads whose rows a tile can hold, rows, keys, and the most that a row sees."""
+
+
 class Choice:
     """The choice between the variants of a kernel, for problems that differ in sizes only.
 
@@ -148,7 +152,7 @@ class Choice:
         self._rows = {each.tile[0] for each in self._priced}
         whole_tiles = all(rows % _ROW_STEP == 0 for rows in self._rows)
         self.rounds = bool(self._priced) and whole_tiles and kv in _ONE_LENGTH
-        self._known: dict[tuple[int | None, ...], tuple[Variant, float]] = {}
+        self._known: dict[_Sizes, tuple[Variant, float]] = {}
 
     def of(self, problem: Problem) -> tuple[Variant, float]:
         """Return the variant that a problem takes, and the microseconds expected of it, or 0.0.
@@ -173,7 +177,7 @@ class Choice:
         sizes = heads, batch * heads_kv, packable, rows, keys, seen
         found = self._known.get(sizes)
         if found is None:
-            found = self._least(*sizes)
+            found = self._least(sizes)
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[sizes] = found
@@ -189,24 +193,23 @@ class Choice:
         step = KEY_STEP if self._uneven else _ROW_STEP
         return -(-rows // step) * step, -(-keys // KEY_STEP) * KEY_STEP
 
-    def _least(
-        self, heads: int, heads_kv: int, packable: int, rows: int, keys: int, seen: int | None
-    ) -> tuple[Variant, float]:
+    def _least(self, sizes: _Sizes) -> tuple[Variant, float]:
+        heads, heads_kv, packable, rows, keys, seen = sizes
         falls = self._falls(rows, keys, seen)
         visited = keys if seen is None else min(keys, seen)
         # By the rows of a tile: the rows of all tiles, and the pairs of rows and keys
-        sizes: dict[int, tuple[float, float]] = {}
+        filled: dict[int, tuple[float, float]] = {}
         for bm in self._rows:
             is_packed = rows < bm and packable > 1
             each = rows if is_packed else -(-rows // bm) * bm
             if falls and rows > keys and not is_packed:
-                sizes[bm] = heads * each, heads * least_pairs(rows, keys, bm)
+                filled[bm] = heads * each, heads * least_pairs(rows, keys, bm)
             else:
-                sizes[bm] = heads * each, heads * each * (visited - max(0, rows - bm) / 2 * falls)
+                filled[bm] = heads * each, heads * each * (visited - max(0, rows - bm) / 2 * falls)
         floors: list[float] = []
         for launch, wave, per_row, per_tile, per_pair, per_copy, bm, bn in self._floors:
-            filled, pairs = sizes[bm]
-            of_rows, of_pairs = filled * per_row, pairs * per_pair
+            all_rows, pairs = filled[bm]
+            of_rows, of_pairs = all_rows * per_row, pairs * per_pair
             of_tiles = -(-visited // bn) * per_tile
             floors.append(
                 launch
@@ -222,7 +225,7 @@ class Choice:
             if beside_memory(at_least, megabytes) >= least:
                 break
             priced = self._priced[i]
-            time = self._time(priced, heads, heads_kv, packable, rows, keys, seen)
+            time = self._time(priced, sizes)
             if time < least:
                 best, least = priced.variant, time
         return best, least
@@ -231,16 +234,8 @@ class Choice:
         """Return whether rows see ever more keys, up to all, from one to the next."""
         return self._uneven and seen is None and (rows <= keys or self._hides_rows)
 
-    def _time(
-        self,
-        priced: _Priced,
-        heads: int,
-        heads_kv: int,
-        packable: int,
-        rows: int,
-        keys: int,
-        seen: int | None,
-    ) -> float:
+    def _time(self, priced: _Priced, sizes: _Sizes) -> float:
+        heads, heads_kv, packable, rows, keys, seen = sizes
         pack = packable if rows < priced.tile[0] else 1
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
         falls = self._falls(rows, keys, seen)
@@ -261,7 +256,7 @@ class Choice:
         rows, keys = problem.seq_q, problem.seq_kv
         keys = min(keys, rows) if self._is_top_left else keys
         sizes = heads, heads_kv, packable, rows, keys, problem.most_seen
-        return {each.variant: self._time(each, *sizes) for each in self._priced}
+        return {each.variant: self._time(each, sizes) for each in self._priced}
 
 
 def _turns(tile: TileShape, score: tuple[str, ...], head_dim_v: int) -> bool:
@@ -321,11 +316,15 @@ def choice(
     return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device, kv)
 
 
+def choice_of(problem: Problem, device: Device, kernel: str) -> Choice:
+    """Return the choice between the variants of a kernel, for problems like one."""
+    head_dims = problem.head_dim, problem.head_dim_v
+    return choice(kernel, problem.dtype, head_dims, problem.score, device, problem.kv)
+
+
 def times(problem: Problem, device: Device, kernel: str) -> dict[Variant, float]:
     """Return the microseconds expected of each of a kernel's variants, if that is known."""
-    head_dims = problem.head_dim, problem.head_dim_v
-    found = choice(kernel, problem.dtype, head_dims, problem.score, device, problem.kv)
-    return found.times(problem.alike)
+    return choice_of(problem, device, kernel).times(problem.alike)
 
 
 def all_variants(device: Device) -> list[Variant]:

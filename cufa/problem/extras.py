@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +35,13 @@ _PARTS = {
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 _MOST_AXES = max(_PAIRS)
 
-NO_ARRAYS: Mapping[str, Array | None] = MappingProxyType({})
-"""No arrays next to q, k and v."""
-
-NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
-"""That ask something of the scores."""
-
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""
+
+
+def arrays_of(arguments: Mapping[str, Any]) -> dict[str, Array | None]:
+    """Return those of a call's arguments that are arrays which parts of the score read."""
+    return {name: arguments[name] for name in ARRAYS if name in arguments and name != "block_mask"}
 
 
 class Extras(NamedTuple):
@@ -75,6 +74,8 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
+        if not self.lengths:
+            return None
         tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
         return next(tables, None)
 
@@ -232,6 +233,18 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
     return None
 
 
+def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
+    """Refuse arrays that a caller's own expressions cannot read on the GPU; as `parse_beside`."""
+    for name, array in zip(own.names, own.arrays, strict=True):
+        if module_of(name, array) is not xp:
+            raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
+        if xp is not np:
+            check_devices({name: array}, xp)
+        complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
+        if complaint is not None:
+            raise ValueError(f"{name} has shape {array.shape}: {complaint}")
+
+
 def parse_beside(
     arrays: Mapping[str, Array | None], own: Own, ndim: int, sizes: Sizes, xp: ModuleType
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
@@ -261,28 +274,8 @@ def parse_beside(
     ValueError
         For shapes and devices that do not fit.
     """
-    reads, views = _parse_arrays(arrays, ndim, sizes, xp)
-    check_own(own, sizes, xp, "as q is")
-    return (*reads, *own.parts), views
-
-
-def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
-    """Refuse arrays that a caller's own expressions cannot read on the GPU; as `parse_beside`."""
-    for name, array in zip(own.names, own.arrays, strict=True):
-        if module_of(name, array) is not xp:
-            raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
-        if xp is not np:
-            check_devices({name: array}, xp)
-        complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
-        if complaint is not None:
-            raise ValueError(f"{name} has shape {array.shape}: {complaint}")
-
-
-def _parse_arrays(
-    arrays: Mapping[str, Array | None], ndim: int, sizes: Sizes, xp: ModuleType
-) -> tuple[list[str], dict[str, Array]]:
-    """Check those that are arguments; as `parse_beside`."""
-    reads, views = [], {}
+    reads: list[str] = []
+    views: dict[str, Array] = {}
     for argument in ARRAYS:
         array = arrays.get(argument)
         if array is None:
@@ -292,16 +285,38 @@ def _parse_arrays(
         part = part_of(argument, array.dtype)
         if part is None:
             needed = " or ".join(_PARTS[argument])
-            raise TypeError(f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed")
+            raise TypeError(
+                f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
+                f"{_other_mask(array.dtype) if argument == 'mask' else ''}"
+            )
         strides = steps(part, ndim, sizes, array.shape, array.strides)
         if strides is None:
             raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
         if xp is np:
+            if part.dtype == "uint8":
+                _check_bits(argument, array, sizes["k"])
             views[argument] = _spread(np.asarray(array), part, sizes, strides, np)
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
-    return reads, views
+    check_own(own, sizes, xp, "as q is")
+    return (*reads, *own.parts), views
+
+
+def _other_mask(dtype: np.dtype) -> str:
+    """Return what to do with a mask of another library, for the end of a message."""
+    if dtype.kind in "iu":
+        return ", such as mask != 0"
+    return "; a mask that is added to the scores is a bias" if dtype.kind in "fV" else ""
+
+
+def _check_bits(argument: str, array: np.ndarray, keys: int) -> None:
+    """Refuse packed bits of keys that there are not, such as those of an element a key."""
+    if keys % 8 and (array[..., -1] & (0xFF >> keys % 8)).any():
+        raise ValueError(
+            f"{argument} has bits beyond the last of {keys} keys: uint8 holds eight keys a byte, "
+            f"as numpy.packbits packs them; of an element a key, {argument}.astype(bool) is needed"
+        )
 
 
 def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> Array:

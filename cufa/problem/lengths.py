@@ -96,12 +96,15 @@ def is_readable(array: Array) -> bool:
     return bool(array.dtype == _INT32 and follow)
 
 
-def check_lengths(name: str, lengths: np.ndarray, most: int) -> None:
-    """Refuse lengths on the host that are negative, or more than there is room for."""
+def check_lengths(name: str, lengths: np.ndarray, most: int, room: str = "") -> None:
+    """Refuse lengths on the host that are negative, or more than there is room for.
+
+    `room` says of what, for the end of the message.
+    """
     bad = np.flatnonzero((lengths < 0) | (lengths > most))
     if bad.size:
         i = int(bad[0])
-        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {most}")
+        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {most}{room}")
 
 
 def parse_offsets(
@@ -129,7 +132,7 @@ def parse_offsets(
     ------
     TypeError, ValueError
         For other kinds, dtypes and shapes; and on the host, for offsets that do not begin with 0,
-        decrease or exceed the rows, and for negative lengths.
+        decrease or exceed the rows, and for lengths that are negative or beyond their sequence.
     """
     first = arrays["cu_seqlens_q"]
     module_of("cu_seqlens_q", first)
@@ -147,9 +150,24 @@ def parse_offsets(
         if name in totals:
             _check_offsets(name, array, totals[name])
         else:
-            check_lengths(name, array, 2**31 - 1)
+            _check_used(name, array, arrays["cu_seqlens_k"])
         checked[name] = np.ascontiguousarray(array, np.int32)
     return sequences, checked
+
+
+def _check_used(name: str, used: np.ndarray, offsets: Array) -> None:
+    """Refuse lengths on the host that are negative, or beyond sequences known on the host."""
+    if not isinstance(offsets, np.ndarray):
+        check_lengths(name, used, 2**31 - 1)
+        return
+    rows = np.diff(offsets)
+    bad = np.flatnonzero((used < 0) | (used > rows))
+    if bad.size:
+        i = int(bad[0])
+        raise ValueError(
+            f"{name}[{i}] is {used[i]}: it must be 0 to {rows[i]}, the keys of sequence {i} in "
+            "cu_seqlens_k"
+        )
 
 
 def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:

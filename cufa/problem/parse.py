@@ -8,62 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array, Ints, Operands, as_bhsd
 from cufa.checks import check_devices, check_dtypes, check_layout, check_out
+from cufa.features import values_of
 from cufa.features.expression.own import NOTHING, Own
-from cufa.problem.extras import NO_ARGUMENTS, NO_ARRAYS, parse_beside
+from cufa.problem.extras import arrays_of, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, from_shapes
 
 
 def parse(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    scale: float | None,
-    layout: str,
-    out: Array | None,
+    arguments: Mapping[str, Any],
     xp: ModuleType,
-    asked: Mapping[str, object] = NO_ARGUMENTS,
-    beside: Mapping[str, Array | None] = NO_ARRAYS,
-    lengths_k: Array | None = None,
-    lengths_q: Array | None = None,
     own: Own = NOTHING,
     shown: tuple[Ints, ...] | None = None,
-    return_lse: bool = False,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
 
     Parameters
     ----------
-    q, k, v : array
-        All of the same rank, 2 to 4, and of one dtype. With rank 4 and `layout` "bhsd":
-        (b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv).
-    scale : float or None
-        None stands for 1 / sqrt(d).
-    layout : str
-        "bhsd" or "bshd": the order of the axes of 4-D arrays.
-    out : array or None
-        Where the result shall go: q's shape with v's last axis, q's dtype, writable, and
-        sharing no element with q, k, v or itself.
+    arguments : mapping
+        The arguments of `attention` by name; q, k and v are there. A `block_mask` and functions are
+        not looked at.
     xp : module
         The result of `array_module` for these arrays.
-    asked : mapping
-        Arguments of `attention` that say what becomes of the scores and are plain values.
-    beside : mapping
-        Arguments of `attention` that are other arrays, or None.
-    lengths_k, lengths_q : array or None
-        As in `attention`.
     own : Own
         Its `score_mod` and `mask_mod`, traced.
     shown : tuple of tuple of int, optional
         Shapes of q, k and v that errors quote, if the caller's arrays have others.
-    return_lse : bool
-        As in `attention`.
 
     Returns
     -------
@@ -78,6 +54,8 @@ def parse(
     ValueError
         For shapes, layout, scale and devices that do not fit, and an unusable `out`.
     """
+    q, k, v = (arguments[name] for name in "qkv")
+    out, layout = arguments.get("out"), arguments.get("layout", "bhsd")
     check_layout(layout)
     if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
         q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
@@ -94,22 +72,18 @@ def parse(
         operands.q.shape,
         operands.k.shape,
         operands.v.shape,
-        scale=scale,
-        asked=asked,
+        scale=arguments.get("scale"),
+        asked=values_of(arguments),
         shown=shown or (q.shape, k.shape, v.shape),
     )
-    if beside or own.parts:
-        reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
-        problem = problem.reading(*reads)
-        operands = operands._replace(beside=views)
-        inputs |= {name: array for name, array in beside.items() if array is not None}
-        inputs |= own.read
-    problem = problem._replace(returns_lse=bool(return_lse))
-    limits = {
-        "lengths_k": (lengths_k, problem.seq_kv),
-        "lengths_q": (lengths_q, problem.seq_q),
-    }
-    for name, (lengths, most) in limits.items():
+    beside = arrays_of(arguments)
+    reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
+    problem = problem.reading(*reads)._replace(returns_lse=bool(arguments.get("return_lse")))
+    operands = operands._replace(beside=views)
+    inputs |= {name: array for name, array in beside.items() if array is not None}
+    inputs |= own.read
+    for name, most in (("lengths_k", problem.seq_kv), ("lengths_q", problem.seq_q)):
+        lengths = arguments.get(name)
         if lengths is None:
             continue
         check_integers(name, lengths, (problem.batch,), xp)

@@ -7,26 +7,27 @@ so there the kernels keep within the cache, whatever they find.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from types import MappingProxyType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Array, as_bhsd, module_of, module_of_all
 from cufa.checks import (
-    as_float,
     check_devices,
     check_dtypes,
     check_flag,
     check_layout,
     check_out,
+    check_real,
     check_scale,
 )
 from cufa.features import parse as parse_features
+from cufa.features import values_of
 from cufa.features.expression.own import NOTHING
-from cufa.problem.extras import NO_ARGUMENTS, NO_ARRAYS, parse_beside
+from cufa.problem.extras import arrays_of, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
+from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem, check_shapes
 
 MAX_UNIFIED = 1e6
@@ -59,33 +60,13 @@ class DecodeOperands(NamedTuple):
     beside: Mapping[str, Array] = MappingProxyType({})
 
 
-def parse_decode(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    *,
-    lengths: Array | None,
-    block_table: Array | None,
-    scale: float | None,
-    layout: str,
-    out: Array | None,
-    unified_max: float | None = None,
-    asked: Mapping[str, object] = NO_ARGUMENTS,
-    beside: Mapping[str, Array | None] = NO_ARRAYS,
-    return_lse: bool = False,
-) -> tuple[Problem, DecodeOperands, ModuleType]:
+def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands, ModuleType]:
     """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
 
     Parameters
     ----------
-    q, k_cache, v_cache, lengths, block_table, scale, layout, out, unified_max
-        As in `cufa.decode`.
-    asked : mapping
-        Its arguments that say what becomes of the scores and are plain values.
-    beside : mapping
-        Its arrays that parts of the score read, by argument; None where there is none.
-    return_lse : bool
-        As in `cufa.decode`.
+    arguments : mapping
+        By name.
 
     Returns
     -------
@@ -99,8 +80,10 @@ def parse_decode(
     TypeError, ValueError
         As `cufa.decode`.
     """
+    layout, out = arguments["layout"], arguments["out"]
+    lengths, block_table = arguments["lengths"], arguments["block_table"]
     check_layout(layout)
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    arrays = {name: arguments[name] for name in ("q", "k_cache", "v_cache")}
     if out is not None:
         arrays["out"] = out
     xp = module_of_all(arrays)
@@ -121,23 +104,27 @@ def parse_decode(
     shown = tuple(array.shape for array in arrays.values())
     capacity = check_shapes(kv, *shapes, shown, () if block_table is None else block_table.shape)
     (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, keys, head_dim_v) = shapes[0], shapes[2]
-    check_flag("causal", asked.get("causal", False))
+    check_flag("causal", arguments["causal"])
     problem = Problem(
         *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v),
-        *(check_scale(scale, head_dim), parse_features(asked)),
+        *(check_scale(arguments["scale"], head_dim), parse_features(values_of(arguments))),
         kv=kv,
-        returns_lse=bool(return_lse),
+        returns_lse=bool(arguments["return_lse"]),
     )
     if block_table is not None:
         problem = problem._replace(pages=blocks, page_size=keys)
+    beside = arrays_of(arguments)
     reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
     problem = problem.reading(*reads)
-    problem = problem._replace(unified_max=_checked_max(unified_max, dtype))
+    problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype))
     arrays |= {name: array for name, array in beside.items() if array is not None}
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
-            check_lengths("lengths", lengths, problem.seq_kv)
+            room = ""
+            if block_table is not None:
+                room = f", the {block_table.shape[1]} pages of {keys} tokens of a sequence's table"
+            check_lengths("lengths", lengths, problem.seq_kv, room)
             lengths = np.ascontiguousarray(lengths, np.int32)
         arrays["lengths"] = lengths
     if block_table is not None:
@@ -148,9 +135,7 @@ def parse_decode(
             block_table = np.ascontiguousarray(block_table, np.int32)
         arrays["block_table"] = block_table
     if out is not None:
-        b, h, s, d = problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v
-        shape = (b, h, s, d) if layout == "bhsd" else (b, s, h, d)
-        check_out(out, shape, arrays)
+        check_out(out, restore_shape(problem, 4, layout)[0], arrays)
         out = as_bhsd(out, layout)
     operands = DecodeOperands(
         views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score
@@ -162,11 +147,9 @@ def _checked_max(unified_max: float | None, dtype: str) -> float | None:
     """Return what takes the place of row maxima."""
     if unified_max is None:
         return None
-    if isinstance(unified_max, bool) or not isinstance(unified_max, Real):
-        raise TypeError(f"unified_max must be a number or None, not {type(unified_max).__name__}")
+    value = check_real("unified_max", unified_max, "a number or None")
     if dtype == "float32":
         raise ValueError("unified_max is for float16 and bfloat16, q has float32")
-    value = as_float(unified_max)
     if not abs(value) <= MAX_UNIFIED:
         raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
     return value

@@ -88,22 +88,12 @@ class Problem(NamedTuple):
     def sized(self, batch: int, heads_q: int, heads_kv: int, seq_q: int, seq_kv: int) -> Problem:
         """Return the same with other sizes, sooner than `_replace` does."""
         sizes = batch, heads_q, heads_kv, seq_q, seq_kv
-        return Problem._make((self.dtype, *sizes, *self[1 + len(sizes) :]))
-
-    @property
-    def capacity(self) -> int:
-        """Keys of a sequence at most."""
-        return self.seq_kv
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether a block table says where keys are."""
-        return self.kv == "Paged"
+        return tuple.__new__(Problem, (self[0], *sizes, *self[1 + len(sizes) :]))
 
     @property
     def has_keys(self) -> bool:
         """Whether any sequence could have a key."""
-        return self.seq_kv > 0 and (self.pages > 0 or not self.is_paged)
+        return self.seq_kv > 0 and (self.pages > 0 or self.kv != "Paged")
 
     @property
     def in_cache(self) -> Problem:
@@ -136,6 +126,11 @@ class Problem(NamedTuple):
     def of(self, kind: type[_F]) -> _F | None:
         """Return the feature of a kind; None if there is none."""
         return next((each for each in self.features if isinstance(each, kind)), None)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The arguments that say what becomes of the scores and are plain values."""
+        return {each.ARGUMENT: each.given for each in self.features if isinstance(each, Value)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold; features by argument."""
@@ -318,14 +313,13 @@ def checked(problem: Problem) -> Problem:
         As `Problem.of_shapes`.
     """
     p = problem
-    values = {each.ARGUMENT: each.given for each in p.features if isinstance(each, Value)}
     result = Problem.of_shapes(
         (p.batch, p.heads_q, p.seq_q, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim),
         (p.batch, p.heads_kv, p.seq_kv, p.head_dim_v),
         dtype=p.dtype,
         scale=p.scale,
-        **values,
+        **p.asked,
     )
     result = result.reading(*p.reads)
     return result._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
@@ -381,55 +375,50 @@ def check_shapes(
     batch, heads_q, _, head_dim = q
     blocks, heads_kv, keys, head_dim_k = k
     of_v, _, _, head_dim_v = v
-    cached, paged = kv in CACHES, kv == "Paged"
-    if not (cached or blocks == batch):
-        raise _mismatch("k", f"batch {blocks} and {batch} differ", "q", cached, shown or (q, k, v))
-    if not (cached or of_v == batch):
-        raise _mismatch("v", f"batch {of_v} and {batch} differ", "q", cached, shown or (q, k, v))
+    cached, paged, shown = kv in CACHES, kv == "Paged", shown or (q, k, v)
+    if not paged and blocks != batch:
+        what = f"batch {blocks} and {batch} differ" + "; pages need a block_table" * cached
+        raise _mismatch(1, 0, what, cached, shown)
+    if not cached and of_v != batch:
+        raise _mismatch(2, 0, f"batch {of_v} and {batch} differ", cached, shown)
     if head_dim_k != head_dim:
-        what = f"head_dim {head_dim_k} and {head_dim} differ"
-        raise _mismatch("k", what, "q", cached, shown or (q, k, v))
+        raise _mismatch(1, 0, f"head_dim {head_dim_k} and {head_dim} differ", cached, shown)
     if v[:3] != k[:3]:
         axis = next(i for i in range(3) if v[i] != k[i])
         names = ("pages", "heads", "page_size") if paged else ("batch", "heads", "capacity")
         name = names[axis] if cached else ("batch", "heads", "seq")[axis]
-        what = f"{name} {v[axis]} and {k[axis]} differ"
-        raise _mismatch("v", what, "k", cached, shown or (q, k, v))
+        raise _mismatch(2, 1, f"{name} {v[axis]} and {k[axis]} differ", cached, shown)
     if heads_q % heads_kv if heads_kv else heads_q:
         what = f"heads {heads_q} is no multiple of heads {heads_kv}"
-        raise _mismatch("q", what, "k", cached, shown or (q, k, v))
+        raise _mismatch(0, 1, what, cached, shown)
     if not 1 <= head_dim <= MAX_HEAD_DIM >= head_dim_v >= 1:
         i, dim = (2, head_dim_v) if 1 <= head_dim <= MAX_HEAD_DIM else (0, head_dim)
         raise ValueError(
-            f"{_names(cached)[i]} has shape {(shown or (q, k, v))[i]}: head_dim must be 1 to "
-            f"{MAX_HEAD_DIM}, not {dim}"
+            f"{_NAMES[cached][i]} has shape {shown[i]}: head_dim must be 1 to {MAX_HEAD_DIM}, "
+            f"not {dim}"
         )
     if paged:
         if keys == 0:
-            raise ValueError(f"k_cache has shape {(shown or (q, k, v))[1]}: pages hold no key")
+            raise ValueError(f"k_cache has shape {shown[1]}: pages hold no key")
         if len(table) != 2 or table[0] != batch:
             raise ValueError(
                 f"block_table has shape {table}: (batch, pages a sequence) is needed, "
-                f"batch being {batch} (q {(shown or (q, k, v))[0]})"
+                f"batch being {batch} (q {shown[0]})"
             )
         keys *= table[1]
-    elif blocks != batch:
-        raise _mismatch("k", f"batch {blocks} and {batch} differ", "q", cached, shown or (q, k, v))
     if cached and keys > MAX_KEYS:
         name = "block_table" if paged else "k_cache"
         raise ValueError(f"{name}: {keys} keys a sequence are more than {MAX_KEYS}")
     return keys
 
 
-def _names(cached: bool) -> tuple[str, str, str]:
-    return ("q", "k_cache", "v_cache") if cached else ("q", "k", "v")
+_NAMES = {False: ("q", "k", "v"), True: ("q", "k_cache", "v_cache")}
+"""Arguments of a call, by whether it is one of `decode`."""
 
 
-def _mismatch(
-    name: str, what: str, other: str, cached: bool, shown: tuple[Ints, ...]
-) -> ValueError:
-    """Return the error for two arrays that do not fit each other."""
-    (name, shape), (other, other_shape) = (
-        (_names(cached)["qkv".index(each)], shown["qkv".index(each)]) for each in (name, other)
+def _mismatch(i: int, other: int, what: str, cached: bool, shown: tuple[Ints, ...]) -> ValueError:
+    """Return the error for two of q, k and v, by their numbers, that do not fit each other."""
+    names = _NAMES[cached]
+    return ValueError(
+        f"{names[i]} has shape {shown[i]}, but {names[other]} has shape {shown[other]}: {what}"
     )
-    return ValueError(f"{name} has shape {shape}, but {other} has shape {other_shape}: {what}")

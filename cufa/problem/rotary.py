@@ -34,8 +34,8 @@ class RotaryTables:
             raise ValueError(f"cos has shape {cos.shape}: (positions, rotary_dim / 2) is needed")
         if sin.shape != cos.shape:
             raise ValueError(f"sin has shape {sin.shape}, but cos has shape {cos.shape}")
-        check_real("cos", cos.dtype)
-        check_real("sin", sin.dtype)
+        check_real_dtype("cos", cos.dtype)
+        check_real_dtype("sin", sin.dtype)
         self.cos: Array = xp.ascontiguousarray(cos, np.float32)
         self.sin: Array = xp.ascontiguousarray(sin, np.float32)
         self.interleaved = check_flag("interleaved", interleaved)
@@ -51,7 +51,7 @@ class RotaryTables:
         return 2 * self.cos.shape[1]
 
 
-def check_real(name: str, dtype: np.dtype) -> None:
+def check_real_dtype(name: str, dtype: np.dtype) -> None:
     """Refuse a dtype that is not of real numbers."""
     if dtype.kind not in "fiu" and dtype.name not in DTYPES:
         raise TypeError(f"{name} has dtype {shown_dtype(dtype)}: real numbers are needed")

@@ -16,6 +16,7 @@ from cufa.specs import (
     bwd_dq_wgmma,
     bwd_finish,
     bwd_fp32,
+    bwd_join,
     bwd_mma,
     bwd_prepare,
     bwd_sinks,
@@ -53,7 +54,7 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
         *(append, merge, block_mask, block_lists, clear_rows, quantize),
-        *(bwd_prepare, bwd_finish, bwd_sinks, bwd_sums),
+        *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }
 """The kernels that compute no attention, by name."""

@@ -24,10 +24,13 @@ PARAMS = np.dtype(
     [
         *((name, FORWARD[name]) for name in FORWARD.names or ()),
         *((name, TENSOR) for name in ("d_out", "dq", "dk", "dv")),
-        *((name, "u8") for name in ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn")),
+        *(
+            (name, "u8")
+            for name in ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn", "kv_sums")
+        ),
         *(("sinks", "u8"), ("stride_sinks", "i8"), ("d_sinks", "u8")),
         *((name, "f4") for name in ("scale", "dq_factor")),
-        *((name, "i4") for name in ("workspace_rows", "kv_tiles")),
+        *((name, "i4") for name in ("workspace_rows", "kv_tiles", "kv_splits", "split_heads")),
     ],
     align=True,
 )
@@ -42,7 +45,7 @@ MAPS = np.dtype([(name, "u8", MAP_WORDS) for name in MAPPED])
 ROW_UNIT = 128
 """Rows of the workspace come in multiples of it, as in ``kernels/bwd_params.cuh``."""
 
-TURN_ROWS = 8
+TURN_ROWS = 16
 """Rows of the workspace for each counter of turns, as there."""
 
 THREADS = 256
@@ -124,6 +127,8 @@ class BackwardSpec(NamedTuple):
         Whether it reads `MAPPED` through tensor maps: they come first in its parameter.
     copied_rows : int, optional
         Rows of Q and dO that one copy brings; None for those of a tile.
+    splits_groups : bool
+        Whether several blocks can share the query heads of a tile of keys.
     gradients : tuple of str
         Those that it computes.
     differentiates : bool
@@ -144,6 +149,7 @@ class BackwardSpec(NamedTuple):
     archs: tuple[str, ...] | None = None
     tma: bool = False
     copied_rows: int | None = None
+    splits_groups: bool = False
     gradients: tuple[str, ...] = ("q", "k", "v")
     differentiates: bool = True
     sums_arrays: bool = True

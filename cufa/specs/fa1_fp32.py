@@ -10,23 +10,15 @@ from cufa.specs.spec import Spec, Tiles
 from cufa.specs.tile_shape import TileShape
 
 # One block a head: as many rows and keys as fit, on eight warps.
+_WHOLE = (TileShape(64, 64, 1, 8, 1),)
 _LARGE: Tiles = {
-    (32, 32): (TileShape(64, 64, 1, 8, 1),),
-    (64, 64): (TileShape(64, 64, 1, 8, 1),),
-    (96, 96): (TileShape(64, 64, 1, 8, 1),),
-    (128, 128): (TileShape(64, 64, 1, 8, 1),),
-    (160, 160): (TileShape(64, 64, 1, 8, 1),),
-    (192, 128): (TileShape(64, 64, 1, 8, 1),),
-    (192, 192): (TileShape(64, 64, 1, 8, 1),),
+    **{(d, d): _WHOLE for d in (32, 64, 96, 128, 160)},
+    **{(192, 128): _WHOLE, (192, 192): _WHOLE},
     (256, 256): (TileShape(64, 32, 1, 8, 1),),
 }
 _SM86: Tiles = {
-    (32, 32): (TileShape(64, 64, 1, 8, 1),),
-    (64, 64): (TileShape(64, 64, 1, 8, 1),),
-    (96, 96): (TileShape(64, 64, 1, 8, 1),),
-    (128, 128): (TileShape(64, 32, 1, 8, 1),),
-    (160, 160): (TileShape(64, 32, 1, 8, 1),),
-    (192, 128): (TileShape(64, 32, 1, 8, 1),),
+    **_LARGE,
+    **dict.fromkeys(((128, 128), (160, 160), (192, 128)), (TileShape(64, 32, 1, 8, 1),)),
     (192, 192): (TileShape(48, 32, 1, 8, 1),),
     (256, 256): (TileShape(24, 32, 1, 4, 1),),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -113,18 +114,9 @@ class Decoders(Contestants):
 
 def _variant(operands: Operands, way: Way) -> Variant:
     """Return the variant that decodes in a way, of a cache in one piece."""
-    problem, _, _ = parse_decode(
-        operands.q,
-        operands.k,
-        operands.v,
-        lengths=None,
-        block_table=None,
-        asked={"causal": True},
-        scale=None,
-        layout="bhsd",
-        out=None,
-        unified_max=way.unified_max,
-    )
+    defaults = {n: each.default for n, each in inspect.signature(cufa.decode).parameters.items()}
+    arrays = {"q": operands.q, "k_cache": operands.k, "v_cache": operands.v}
+    problem, _, _ = parse_decode({**defaults, **arrays, "unified_max": way.unified_max})
     return planner.plan_splits(problem, devices.current()).variant
 
 

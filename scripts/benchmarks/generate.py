@@ -255,6 +255,9 @@ def attention_ms(model: Llama, batch: int, length: int) -> float:
     c = model.config
     cache = model.cache([length] * batch)
     cache.extend(length)
+    new = cupy.zeros((batch, c.kv_heads, length, c.head_dim), DTYPES[DTYPE])
+    for layer in range(c.layers):
+        cache.write(new, new, layer=layer)
     q = cupy.ones((batch, c.heads, 1, c.head_dim), DTYPES[DTYPE])
     out = cupy.empty_like(q)
 

@@ -48,6 +48,10 @@ def _alphabet() -> dict[str, int]:
 class TextStream:
     """Turns tokens to text as they come.
 
+    Bytes that are no UTF-8 become U+FFFD, and what is around them stays. `Tokenizer.decode` does
+    not keep it if tokens are single bytes that follow each other: it knows all of them, and makes
+    each a U+FFFD.
+
     Parameters
     ----------
     bytes_of : callable

@@ -34,16 +34,7 @@ inline bfloat16 narrow(float x) {
     return {static_cast<unsigned short>(x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 template <>
-inline float16 narrow(float x) {
-    const uint32_t sign = __float_as_uint(x) >> 31 << 15;
-    const float magnitude = std::fabs(x);
-    if (x != x) return {0x7fff};
-    if (magnitude >= 65520.f) return {static_cast<unsigned short>(sign | 0x7c00)};
-    // In units of the last place: of subnormal numbers' at least.
-    const int exponent = std::max(magnitude == 0.f ? -24 : std::ilogb(magnitude) - 10, -24);
-    const uint32_t units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -exponent)));
-    return {static_cast<unsigned short>(sign | (static_cast<uint32_t>(exponent + 24) * 1024 + units))};
-}
+float16 narrow(float x);
 
 inline uint32_t smem_address(const void* p) { return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - shared_memory); }
 inline int block_index() { return blockIdx.x; }
@@ -140,25 +131,8 @@ void cp_async_wait() {
     emulator::thread->copies.wait(PENDING);
 }
 
-inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t row) {
-    emulator::shared(row, 16);
-    emulator::meet<1>({row}, [&](auto& rows, int lane) {
-        for (int i = 0; i < 4; ++i) std::memcpy(&r[i], shared_memory + rows[8 * i + lane / 4][0] + lane % 4 * 4, 4);
-        return 0;
-    });
-}
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
-    emulator::shared(row, 16);
-    emulator::meet<1>({row}, [&](auto& rows, int lane) {
-        for (int i = 0; i < 4; ++i) {
-            unsigned short pair[2];
-            for (int e = 0; e < 2; ++e)
-                std::memcpy(&pair[e], shared_memory + rows[8 * i + lane % 4 * 2 + e][0] + lane / 4 * 2, 2);
-            std::memcpy(&r[i], pair, 4);
-        }
-        return 0;
-    });
-}
+void ldmatrix_x4(uint32_t (&r)[4], uint32_t row);
+void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);
 inline void lds(float (&v)[4], uint32_t address) { std::memcpy(v, emulator::shared(address, 16), 16); }
 template <class T>
 T value_at(uint32_t address) {
@@ -183,32 +157,16 @@ template <class T>
 float element(uint64_t packed, int i) {
     return wide(T{static_cast<unsigned short>(packed >> 16 * i)});
 }
-// D += A B of a warp: `a` and `b` say where an element of a row (column) and k is, in the words of the lanes.
-template <int K, class A, class B>
-void mma(float (&d)[4], const uint64_t (&mine)[6], A a, B b) {
-    emulator::meet<6>(mine, [&](auto& words, int lane) {
-        for (int i = 0; i < 4; ++i)
-            for (int k = 0; k < K; ++k) d[i] += a(words, lane / 4 + i / 2 * 8, k) * b(words, lane % 4 * 2 + i % 2, k);
-        return 0;
-    });
-}
 extern "C" long long emulator_mmas;  // of all threads so far
 long long emulator_mmas = 0;
 template <class T>
+void multiply_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     ++emulator_mmas;
-    mma<16>(
-        d, {a[0], a[1], a[2], a[3], b0, b1},
-        [](auto& words, int row, int k) { return element<T>(words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2); },
-        [](auto& words, int col, int k) { return element<T>(words[col * 4 + k % 8 / 2][4 + k / 8], k % 2); });
+    multiply_m16n8k16<T>(d, a, b0, b1);
 }
-inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    auto tf32 = [](uint64_t x) { return __uint_as_float(static_cast<uint32_t>(x) & 0xffffe000u); };
-    mma<8>(
-        d, {a[0], a[1], a[2], a[3], b0, b1},
-        [=](auto& words, int row, int k) { return tf32(words[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]); },
-        [=](auto& words, int col, int k) { return tf32(words[col * 4 + k % 4][4 + k / 4]); });
-}
+void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 inline float exp2_approx(float x) {
     const float y = std::exp2(x);

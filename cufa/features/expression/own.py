@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 import threading
 from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, TracebackType
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
+from cufa.arrays import Array, check_unmasked
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
@@ -136,9 +137,14 @@ def check(argument: str, given: object) -> Any:
         return given
     called = getattr(type(given), "__call__", None)  # noqa: B004
     if isinstance(given, type) or not isinstance(called, FunctionType):
+        way_out = ""
+        if hasattr(given, "__wrapped__"):  # of functools.lru_cache, say
+            way_out = ": give the function that it wraps, its __wrapped__"
+        elif callable(given) and not isinstance(given, type):
+            way_out = ": call it in a lambda"
         raise TypeError(
             f"{argument} must be a function (def, lambda, functools.partial or an object that can "
-            f"be called) or a string of C++, not {type(given).__name__}"
+            f"be called) or a string of C++, not {type(given).__name__}{way_out}"
         )
     return MethodType(called, given)
 
@@ -209,12 +215,15 @@ def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
     ]
 
 
-def indices_read(mask_mod: Callable[..., Any]) -> set[str]:
-    """Return on which of b, h, q_idx and kv_idx the result of a `mask_mod` depends."""
+def indices_read(mask_mod: Callable[..., Any] | str) -> set[str]:
+    """Return on which of b, h, q_idx and kv_idx a `mask_mod` depends; of C++, which it names."""
+    indices = "b", "h", "q_idx", "kv_idx"
+    if isinstance(mask_mod, str):
+        return set(re.findall(r"\w+", mask_mod)).intersection(indices)
     function = check(MASK_MOD, mask_mod)
     recorded = _recorded(MASK_MOD, function, closure(function))
     reached = {recorded.graph.nodes[i].name for i in recorded.graph.reachable(recorded.root)}
-    names = zip(PAIR, ("b", "h", "q_idx", "kv_idx"), strict=True)
+    names = zip(PAIR, indices, strict=True)
     return {name for node, name in names if node in reached}
 
 
@@ -244,6 +253,8 @@ class _Recorded(NamedTuple):
 
 def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:
     graph = Graph()
+    for array, name in found.arrays.values():
+        check_unmasked(f"{argument}: {name}", array)
     reads = [
         ReadArray(i, name, array.dtype, array.ndim)
         for i, (array, name) in enumerate(found.arrays.values())
@@ -257,6 +268,11 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
         root = node_of(traced(*inputs), graph)
         if argument == MASK_MOD and graph.kind(root) != BOOL:
             raise TypeError(f"it returns what is {graph.kind(root)}: a bool is needed")
+        if argument == SCORE_MOD and graph.kind(root) == BOOL:
+            raise TypeError(
+                "it returns what is bool: a score is needed; a function that says which keys are "
+                "seen is a mask_mod"
+            )
     except Exception as error:
         where = _place(error.__traceback__)
         raise TypeError(f"{argument} cannot be traced: {error}{where}") from error
@@ -267,6 +283,13 @@ def _traced(
     argument: str, function: Callable[..., Any], found: Closure, wrt: tuple[str, ...]
 ) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
+    again = _recorded(argument, function, found)
+    if (again.graph.nodes, again.root) != (graph.nodes, root):
+        raise TypeError(
+            f"{argument} is another function each time that it is traced: a random number or a "
+            "counter in it would be one constant for all pairs; draw an array before the call, and "
+            "read its elements, or use dropout_p"
+        )
     slope = _slope(graph, root) if argument == SCORE_MOD else None
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return _Traced(None, ())

@@ -133,6 +133,7 @@ class _Traced(NDArrayOperatorsMixin):
     __complex__ = _unknown("complex()", "kernels have none")
     __index__ = _unknown(f"{_ELSEWHERE}, or range(),", _NAME_IT)
     __iter__ = _unknown("an iteration", "only Python's own loops are unrolled")
+    __str__ = _unknown("str(), a format or print()", "repr() shows a symbol")
     __len__ = _unknown("len()", "an array's shape says it")
     __array__ = _unknown(f"{_ELSEWHERE}, or an array of it,", _NAME_IT)
 

@@ -1,0 +1,43 @@
+"""Names of arguments that other libraries have, and what takes their place here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_HERE = {
+    "attn_mask": "mask= if it is boolean, bias= if it is added to the scores",
+    "cache_seqlens": "lengths= of decode, which counts the new tokens, too; lengths_k= elsewhere",
+    "custom_mask": "mask=",
+    "enable_gqa": "left out, as heads are grouped by their numbers",
+    "is_causal": 'causal=, which is "top-left" where PyTorch aligns it so',
+    "logits_soft_cap": "softcap=",
+    "page_table": "block_table= of decode",
+    "return_attn_probs": "return_lse=",
+    "return_softmax_lse": "return_lse=",
+    "sm_scale": "scale=",
+    "softmax_scale": "scale=",
+    "window_size": "window=, with None for no bound (flash-attn's -1)",
+}
+
+
+def refuses_other_names(function: _F) -> _F:
+    """Hide the parameter that gathers unknown names from a function's signature."""
+    signature = inspect.signature(function)
+    known = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    vars(function)["__signature__"] = signature.replace(parameters=known)
+    return function
+
+
+def refuse(function: str, names: Iterable[str]) -> NoReturn:
+    """Raise the TypeError of names that a function does not know."""
+    name = next(iter(names))
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{instead_of(name)}")
+
+
+def instead_of(name: str) -> str:
+    """Return what to write in place of another library's name, for the end of a message."""
+    return f": here it is {_HERE[name]}" if name in _HERE else ""
