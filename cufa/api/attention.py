@@ -285,7 +285,7 @@ def attention(
     (1, 8, 100)
     """
     if other_names:
-        refuse("attention", other_names)
+        refuse(attention, other_names)
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING

@@ -219,7 +219,7 @@ def attention_varlen(
     (160, 8, 64)
     """
     if other_names:
-        refuse("attention_varlen", other_names)
+        refuse(attention_varlen, other_names)
     tensors = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
