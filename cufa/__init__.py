@@ -6,6 +6,7 @@ Start here:
 - `attention_varlen`: sequences of unequal lengths, packed one after another
 - `attention_backward`, `attention_varlen_backward`: their gradients
 - `KVCache`, `PagedKVCache`, `decode`: keys and values of earlier tokens
+- `quantize`: arrays in 8 bits, for `attention`
 - `BlockMask`: tiles that a mask hides
 - `explain`, `explain_backward`: the kernel, tile and grid of a call, and of its gradients
 
@@ -18,6 +19,7 @@ from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
 from cufa.api.explain_backward import explain_backward
 from cufa.api.merge import merge
+from cufa.api.quantize import quantize
 from cufa.api.rotary import Rotary
 from cufa.api.varlen import attention_varlen, explain_varlen
 from cufa.api.varlen_backward import attention_varlen_backward
@@ -28,6 +30,7 @@ from cufa.compiler.nvrtc import CompileError
 from cufa.explorer import Exploration, explore
 from cufa.features.dropout import dropout_mask
 from cufa.problem.problem import Problem
+from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
 __version__ = "0.2.0.dev0"
@@ -40,6 +43,7 @@ __all__ = [
     "KVCache",
     "PagedKVCache",
     "Problem",
+    "Quantized",
     "Rotary",
     "Variant",
     "attention",
@@ -53,4 +57,5 @@ __all__ = [
     "explain_varlen",
     "explore",
     "merge",
+    "quantize",
 ]

@@ -132,12 +132,14 @@ def module_of(name: str, array: Array) -> ModuleType:
     if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
         return cupy
     raise TypeError(
-        f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{_way_out(array)}"
+        f"{name} must be a NumPy or a CuPy array, not {type(array).__name__}{_way_out(name, array)}"
     )
 
 
-def _way_out(array: object) -> str:
-    """Return how an array of another library becomes one of NumPy or CuPy, without a copy."""
+def _way_out(name: str, array: object) -> str:
+    """Return how an array of another kind becomes one of NumPy or CuPy."""
+    if hasattr(array, "dequantize"):
+        return f": {name}.dequantize() is one"
     if not hasattr(array, "__dlpack__"):
         return ""
     of, back = "x.detach()" if getattr(array, "requires_grad", False) else "x", ""

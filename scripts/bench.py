@@ -179,6 +179,16 @@ def _rows(
         from benchmarks import masks
 
         return masks.rows(o.peers, clock, budget, o.seed), None
+    if o.bench == "fp8-error":
+        from benchmarks import fp8_error
+
+        return fp8_error.rows(o.seed), None
+    if o.bench == "fp8":
+        from benchmarks import fp8
+        from benchmarks.cells import fp8_cells
+
+        eight = fp8.EightBits(o.peers)
+        return fp8.rows(eight, fp8_cells(o.head_dim), clock, budget, o.seed), eight
     if o.bench == "backward":
         from benchmarks import backward, backward_cases
 

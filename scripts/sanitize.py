@@ -2,9 +2,9 @@
 
 compute-sanitizer --tool memcheck python scripts/sanitize.py
 and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
-kns=append, kns=block, kns=bwd and kns=merge: initcheck does not see what TMA writes, and so
-complains about CuPy's copies of it. The words attention, scores, own, varlen, gradients, decode,
-caches and merge run only those parts.
+kns=append, kns=block, kns=bwd, kns=merge and kns=quantize: initcheck does not see what TMA writes,
+and so complains about CuPy's copies of it. The words attention, scores, own, varlen, gradients,
+decode, caches, merge and fp8 run only those parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     """Run the grid, or the parts that are named; a CUDA error ends it with an exception."""
     parts = {
         **{"attention": attention, "scores": scores, "own": own, "varlen": varlen},
-        **{"gradients": gradients, "decode": decode, "caches": caches, "merge": merge},
+        **{"gradients": gradients, "decode": decode, "caches": caches, "merge": merge, "fp8": fp8},
     }
     parser = argparse.ArgumentParser(description="Calls that reach every kernel.")
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(parts))
@@ -96,6 +96,26 @@ def scores() -> Iterator[cupy.ndarray]:
             )
             for options in found:
                 yield cufa.attention(q, k, v, return_lse=True, kernel=kernel.name, **options)
+
+
+def fp8() -> Iterator[cupy.ndarray]:
+    """Call attention in 8 bits, also of sequences of several lengths, and all passes before it."""
+    grid = itertools.product(("float16", "bfloat16"), (64, 96, 100, 128, 192, 256), _SHAPES)
+    for dtype, d, (b, hq, hk, sq, sk) in grid:
+        q = _random(dtype, b, sq, hq, d).swapaxes(1, 2)  # strided
+        k, v = _random(dtype, b, hk, sk, d, first_rows=30), _random(dtype, b, hk, sk, d)
+        lengths = cupy.asarray(np.arange(b) * 37 % (sk + 1), np.int32)
+        found: tuple[dict[str, Any], ...] = (
+            *({}, {"causal": True}, {"window": (40, 9), "dropout_p": 0.3, "seed": 5}),
+            {"lengths_k": lengths, "causal": True, "softcap": 5.0},
+            {"lengths_k": lengths, "sinks": _random("float32", 1, hq)[0]},
+        )
+        for options in found:
+            yield cufa.attention(q, k, v, precision="fp8", return_lse=True, **options)
+        for block, hadamard in ((16, True), (1024, False)):
+            for transposed in (False, True):
+                how: dict[str, Any] = {"hadamard": hadamard, "transposed": transposed}
+                yield cufa.quantize(q, block=block, **how).values
 
 
 def own() -> Iterator[cupy.ndarray]:

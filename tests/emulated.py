@@ -21,7 +21,7 @@ from shared_libraries import COMPILER, Sources
 
 import cufa
 from cufa.compiler import source
-from cufa.specs import BACKWARD_KERNELS, KERNELS
+from cufa.specs import BACKWARD_KERNELS, FP8_KERNELS, KERNELS
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -61,6 +61,7 @@ ARGUMENTS = {
     "block_lists": "BlockListsParams",
     "clear_rows": "ClearRowsParams",
     "bwd_sums": "BackwardSumsParams",
+    "quantize": "QuantizeParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
@@ -142,6 +143,8 @@ class Emulator:
 
 def _arguments(variant: Variant | Instance) -> str:
     """Return the type of a kernel's one parameter."""
+    if isinstance(variant, Instance) and variant.kernel in FP8_KERNELS:
+        return f"TmaArguments<Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>>"
     if isinstance(variant, Instance) and variant.kv:
         kernel = BACKWARD_KERNELS.get(variant.kernel)
         tma = "Tma" if kernel and kernel.tma else ""

@@ -16,7 +16,9 @@ FAMILIES = {
         *("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma", "bwd_mma", "bwd_fp32"),
         *("bwd_prepare", "bwd_finish", "bwd_join", "bwd_sinks", "bwd_sums"),
     ),
+    "fp8": ("fp8_wgmma",),
     "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
+    "quantize": ("quantize",),
 }
 
 

@@ -229,9 +229,17 @@ class Array:
         """Write a value everywhere."""
         self.host.fill(value)
 
-    def reshape(self, shape: Any) -> Array:
+    def __xor__(self, other: Any) -> Array:
+        """Bits that differ."""
+        return on_gpu(self.host ^ other)
+
+    def reshape(self, *shape: Any) -> Array:
         """View, or copy where there is no such view, with other axes."""
-        return self.view_of(self.host.reshape(shape))
+        return self.view_of(self.host.reshape(*shape))
+
+    def transpose(self, *axes: int) -> Array:
+        """View with the axes in another order."""
+        return self.view_of(self.host.transpose(*axes))
 
     def swapaxes(self, a: int, b: int) -> Array:
         """View with two axes exchanged."""

@@ -98,6 +98,7 @@ def test_default_runs() -> None:
         ("decode --before no-such-revision", "is no folder and no revision"),
         ("backward --only table tables", "tables"),
         ("backward --only gqa --head-dim 64", "--head-dim: --only has [128]"),
+        ("fp8 --head-dim 100", "100"),
         ("generate --new 5", "--new must be at least"),
         ("generate --batch 0", "--batch and --prompt must be at least 1"),
         ("jit --at-once 0", "--at-once: must be at least 1, not '0'"),
@@ -120,7 +121,7 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
 
 MEASUREMENTS = (
     *("prefill", "gqa", "headdims", "fp32", "models", "decode", "masks", "backward", "generate"),
-    *("regret", "costs", "host", "jit", f"refactor --before {bench.ROOT}"),
+    *("fp8", "fp8-error", "regret", "costs", "host", "jit", f"refactor --before {bench.ROOT}"),
 )
 
 

@@ -114,6 +114,15 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explore", *SMALL, "--backward", "--space", "head_dim=64", "--gpu", "h100"), "is none of bm"),
     (("explore", *SMALL, "--backward", "--space", "bm=999", "--gpu", "h100"), "nothing legal"),
     (("compile", "--arch", "sm_90a", "--backward"), "--backward is for --for"),
+    (("compile", "--arch", "sm_90a", "--precision", "fp8"), "--precision is for --for"),
+    (
+        ("explain", *SMALL, "--precision", "fp8", "--gpu", "a100"),
+        "precision: fp8_wgmma, the kernel",
+    ),
+    (
+        ("explain", *SMALL, "--precision", "fp8", "--backward", "--gpu", "h100"),
+        "--precision is not for --backward",
+    ),
     (("explain", "--q", f"1,1,{2**31},64", "--gpu", "h100"), "more than the kernels'"),
     (("explore", *SMALL, "--space", "bm"), "'bm' has no values: bm=64,128 would have two"),
     (("explore", *SMALL, "--space", "tile=64"), "names none of the template arguments"),
@@ -348,6 +357,17 @@ def test_explain_persistent_blocks(capsys: Captured) -> None:
     words = ["explain", "--q", "1,32,1,128", "--k", "1,8,99,128", "--gpu", "h200"]
     assert cli.main([*words, "--kernel", "fa3_wgmma"]) == 0
     assert "8 blocks for 8 groups of 4 heads x 1 tile of queries\n" in capsys.readouterr().out
+
+
+def test_explain_8_bits(capsys: Captured) -> None:
+    words = ["--q", "4,32,4096,100", "--dtype", "bfloat16", "--precision", "fp8", "--gpu", "h200"]
+    assert cli.main(["explain", *words]) == 0
+    out, _ = capsys.readouterr()
+    found = fields(out)
+    assert found["kernel"] == "fp8_wgmma"
+    assert (found["bm"], found["bn"], found["block"]) == ("128", "128", "384")
+    assert "132 blocks for 128 heads x 32 tiles of queries\n" in out
+    assert "in 8 bits" in out
 
 
 def test_explain_few_queries(capsys: Captured) -> None:

@@ -25,6 +25,7 @@ from cufa.launch import calls
 from cufa.planner.attention import decode_variants
 from cufa.planner.attention import plan as plan_attention
 from cufa.planner.decode import plan_splits
+from cufa.planner.fp8 import kernels
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
@@ -455,3 +456,15 @@ def test_a_variant_that_does_not_compile_is_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert err.endswith("no luck\n")
+
+
+def test_8_bits(builder: Builder) -> None:
+    """The kernels are those of a call, quantisation included."""
+    words = ("compile", "--arch", "sm_90a", "--precision", "fp8", "--dtype", "bfloat16", "--causal")
+    assert cli.main((*words, "--softcap", "30", "--for", "1,2,300,100")) == 0
+    shapes = ((1, 2, 300, 100),) * 3
+    problem = Problem.of_shapes(*shapes, dtype="bfloat16", causal=True, softcap=30.0)
+    asked: list[Any] = list(builder.asked)
+    assert asked == list(kernels(problem, device.named("h200")))
+    assert [each.kernel for each in asked] == ["fp8_wgmma", "quantize", "quantize"]
+    assert asked[0].score == ("FineSoftcap", "Causal")

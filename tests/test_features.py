@@ -126,6 +126,15 @@ def test_calls_pass_arrays_in_the_order_of_arrays(
         assert array is (given if each == name else None), each
 
 
+@pytest.mark.parametrize("call", [attention, attention_varlen])
+def test_calls_in_8_bits_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
+) -> None:
+    asked: tuple[dict[str, Any], ...] = ({}, {"precision": "fp8"}, {"out_dtype": np.float16})
+    keys = [key_of(monkeypatch, call, **options) for options in asked]
+    assert len(set(keys)) == len(keys)
+
+
 @values
 def test_two_forms_of_a_mask_agree(rng: np.random.Generator, name: str) -> None:
     """The range of keys that queries see, and the formula of the oracles."""

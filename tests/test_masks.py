@@ -222,10 +222,8 @@ def test_a_log_sum_exp_asks_for_more_of_a_softcap(gpu: Gpu, rng: np.random.Gener
     q, k, v = random_inputs(rng, "bfloat16", hq=4, hk=2, sq=70, sk=90, d=64)
     row, given = on_gpu(q[:, :, :1]), [on_gpu(x) for x in (q, k, v)]
     options: dict[str, Any] = {"softcap": 2.0}
-    faster, finer = (
-        cufa.explain(*given, return_lse=flag, **options).variant  # type: ignore[union-attr]
-        for flag in (False, True)
-    )
+    plans: list[Any] = [cufa.explain(*given, return_lse=flag, **options) for flag in (False, True)]
+    faster, finer = (plan.variant for plan in plans)
     assert (faster.score, finer.score) == (("Softcap",), ("FineSoftcap",))
     for kernel, scores in ((None, (faster, finer)), (faster, (faster, faster))):
         for flag, variant in zip((False, True), scores, strict=True):

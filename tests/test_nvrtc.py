@@ -20,6 +20,8 @@ from cufa.features.causal import Causal
 from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
+from cufa.specs import FP8_KERNELS
+from cufa.specs.fp8_wgmma import KVS
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -64,6 +66,28 @@ def assert_lean(variant: Variant, gpu: Device) -> None:
     assert not SERIALIZED.search(compiled.log), compiled.log
     if variant.kernel in ("decode", "decode_wgmma") and gpu.arch == "sm_90a":
         assert COPY_BY_UNIFORM_ADDRESS not in instruction_numbers(compiled.cubin), variant
+
+
+#: Bytes a thread of fp8_wgmma may spill: next to wide scores, and in its producer.
+MOST_SPILLED_FP8 = 192
+
+
+@pytest.mark.parametrize("score", [(), ("Causal",), ("Causal", "WindowLeft", "FineSoftcap")])
+@pytest.mark.parametrize("d", FP8_KERNELS["fp8_wgmma"].head_dims)
+@pytest.mark.parametrize("kv", KVS)
+@exhaustive("fp8", but=lambda d, score, kv: d in (64, 128) and len(score) == (kv == "Padded"))
+def test_attention_of_8_bits_compiles_without_spills(
+    d: int, score: tuple[str, ...], kv: str
+) -> None:
+    spec = FP8_KERNELS["fp8_wgmma"]
+    instance, threads = spec.instance("bfloat16", d, d, score, kv), spec.tile(d, d).threads
+    compiled = nvrtc.compile_variant(instance, "sm_90a")
+    # What its warps hand on to each other is reckoned from this number.
+    assert compiled.registers == 65536 // threads // 8 * 8
+    assert compiled.spill_bytes <= MOST_SPILLED_FP8
+    assert instance.smem_bytes <= H200.smem_per_block
+    assert "warning" not in compiled.log.lower(), compiled.log
+    assert not SERIALIZED.search(compiled.log), compiled.log
 
 
 entries = pytest.mark.parametrize(

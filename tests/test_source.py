@@ -12,12 +12,12 @@ import pytest
 import cufa
 from cufa.compiler import source
 from cufa.features.expression.own import own as own_of_a_call
-from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, KERNELS
+from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 
-ALL = (*sorted(KERNELS), *BACKWARD_KERNELS, *AUXILIARY_KERNELS)
+ALL = (*sorted(KERNELS), *BACKWARD_KERNELS, *FP8_KERNELS, *AUXILIARY_KERNELS)
 
 kernels = pytest.mark.parametrize("kernel", ALL)
 

@@ -13,11 +13,12 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, KERNELS, default_kernel
+from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS, default_kernel
 from cufa.specs.arguments import NUMBERS, SWITCHES
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import PARAMS as BACKWARD_PARAMS
 from cufa.specs.backward import BackwardSpec
+from cufa.specs.fp8_wgmma import Fp8Spec, Fp8Tile
 from cufa.specs.layout import numbers_of
 from cufa.specs.params import PARAMS
 from cufa.specs.spec import Spec
@@ -27,9 +28,10 @@ PACKAGE = Path(source.__file__).parents[1]
 H200 = device.named("h200")
 NO_SM90A = H200._replace(compiles_sm90a=False)
 
-ALL: dict[str, Spec | AuxiliarySpec | BackwardSpec] = {
+ALL: dict[str, Spec | AuxiliarySpec | BackwardSpec | Fp8Spec] = {
     **KERNELS,
     **BACKWARD_KERNELS,
+    **FP8_KERNELS,
     **AUXILIARY_KERNELS,
 }
 
@@ -99,6 +101,12 @@ def test_spec_agrees_with_the_source(name: str) -> None:
 def test_backward_spec_agrees_with_the_source(name: str) -> None:
     kinds = [f"int {argument.upper()}" for argument in NUMBERS]
     assert template_of(name) == ["class T", *kinds, "class SCORE", "class KV"]
+
+
+@pytest.mark.parametrize("name", FP8_KERNELS)
+def test_fp8_spec_agrees_with_the_source(name: str) -> None:
+    names = [each.split()[-1].lower() for each in template_of(name)]
+    assert names == ["out", "head_dim", "head_dim_v", *Fp8Tile._fields, "score", "kv"]
 
 
 def test_schedules_are_structs_of_the_source() -> None:

@@ -54,6 +54,11 @@ assert_type(cache[:1].write(k, k, q=q), np.ndarray)
 assert_type(cache.decode(q, layer=0, window=(3, None)), np.ndarray)
 assert_type(cache.decode(q, return_lse=True), Arrays)
 
+x8 = cufa.quantize(q, layout="bshd")
+assert_type(cufa.attention(x8, x8, x8, out_dtype=np.float16, layout="bshd"), Any)
+assert_type(cufa.attention(x8, x8, x8, out_dtype="float32", return_lse=True), tuple[Any, Any])
+assert_type(cufa.attention(q, k, k, precision="fp8"), np.ndarray)
+
 there = cupy.asarray(q)  # without types
 assert_type(cufa.attention(there, there, there), Any)
 assert_type(cufa.attention(there, there, there, return_lse=True), tuple[Any, Any])
@@ -75,6 +80,9 @@ CALLS = {
     "cufa.attention(x, x, x, return_lse=1)",
     "cufa.attention(x, x, x, return_lse=True).shape",
     'cufa.explain(x, x, x, causal="left")',
+    'cufa.attention(x, x, x, precision="fp4")',
+    'cufa.quantize(x, granularity="row")',
+    "cufa.attention(cufa.quantize(x), x, x)",
     "cufa.attention_varlen(x[0], x[0], x[0], [0, 4], [0, 4])",
     'cufa.decode(x, x, x, causal="top-left")',
     'cufa.merge([x], [x], layout="bhs")',

@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cufa import device as devices
+from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.options import AttentionOptions, Causal, Layout, UserFunction, Window
+from cufa.api.fp8 import as_8_bits
+from cufa.api.options import (
+    AttentionOptions,
+    Causal,
+    Layout,
+    Precision,
+    QuantizedOptions,
+    UserFunction,
+    Window,
+)
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_flag
@@ -23,10 +34,12 @@ from cufa.launch import calls
 from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
+from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
@@ -61,6 +74,26 @@ def attention(
     return_lse: bool,
     **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@overload
+def attention(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    *,
+    out_dtype: DTypeLike,
+    return_lse: Literal[False] = False,
+    **options: Unpack[QuantizedOptions],
+) -> Any: ...
+@overload
+def attention(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    *,
+    out_dtype: DTypeLike,
+    return_lse: Literal[True],
+    **options: Unpack[QuantizedOptions],
+) -> tuple[Any, Any]: ...
 @refuses_other_names
 def attention(
     q: Array,
@@ -87,6 +120,8 @@ def attention(
     out: Array | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    out_dtype: DTypeLike | None = None,
+    precision: Precision | None = None,
     kernel: str | Variant | None = None,
     **other_names: Any,
 ) -> Any:
@@ -105,7 +140,8 @@ def attention(
     k : array, shape (b, hk, sk, d)
         Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
     v : array, shape (b, hk, sk, dv)
-        Values, of q's dtype. d and dv are 1 to 256 and may differ.
+        Values, of q's dtype. d and dv are 1 to 256 and may differ. q, k and v may be of
+        `cufa.Quantized` instead, all three, with `out_dtype`: ``docs/guide/fp8.md``.
     causal : bool or {"bottom-right", "top-left"}
         Query i sees the keys j <= i + sk - sq only (aligned bottom-right: True, too), or those of
         j <= i (top-left).
@@ -180,9 +216,16 @@ def attention(
         of parts that keys are cut into, are then those of a batch of one. Few queries with many
         keys need memory for the parts' results then, at most about as much as k and v take. A
         dropout and a function of `b` still depend on the sequence's place in the batch.
+    out_dtype : dtype, optional
+        Dtype of the result, where q, k and v are of `cufa.Quantized` or `precision` is given:
+        float16, bfloat16 or float32.
+    precision : {"fp8"}, optional
+        Quantises q, k and v to 8 bits first, with `cufa.quantize`: in blocks, and q and k with
+        ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` says what its kernel
+        takes.
     kernel : str or Variant, optional
-        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32") or one instantiation, which
-        caps scores as its name says; GPU only.
+        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32"; in 8 bits "fp8_wgmma") or
+        one instantiation, which caps scores as its name says; GPU only.
 
     Returns
     -------
@@ -244,7 +287,7 @@ def attention(
     (1, 8, 100)
     """
     if other_names:
-        refuse("attention", other_names)
+        refuse(attention, other_names)
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING
@@ -263,7 +306,7 @@ def attention(
         has_tiles = block_mask is not None and block_mask.seq_kv > 0
         read = mods.parts, len(lengths), has_tiles, *map(calls.dtype_of, extras.flat)
     values = (causal, window, attention_chunk, softcap, dropout_p, scale, layout)
-    choices = return_lse, batch_invariant, kernel
+    choices = return_lse, batch_invariant, out_dtype, precision, kernel
     # True == 1, and a cached call must not accept what a first one refuses.
     types = (
         (type(causal), type(attention_chunk), type(softcap), type(scale), type(return_lse)),
@@ -274,14 +317,18 @@ def attention(
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result
-    arguments = locals()
+    fp8, arguments = as_8_bits(locals(), layout)
     problem, operands, xp = _parsed(arguments, mods)
     operands = operands._replace(seed=seed)
     if xp is np:
+        if fp8 is not None:
+            problem, operands = fp8.applied(problem, operands)
         return _on_cpu(problem, operands, arguments)
     if extras.lengths:
         on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
         extras = extras._replace(lengths=tuple(on_device))
+    if fp8 is not None:
+        return fp8_gpu.attention(fp8, problem, out, return_lse, layout, kernel, extras)
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
@@ -292,7 +339,7 @@ def attention(
 @arguments_of(attention)
 def explain(
     q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]
-) -> Plan | DecodePlan | cpu.Plan:
+) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -301,12 +348,13 @@ def explain(
         As for `attention`.
     score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout, out
         As for `attention`.
-    return_lse, batch_invariant, kernel
+    return_lse, batch_invariant, out_dtype, precision, kernel
         As for `attention`.
 
     Returns
     -------
-    cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan or cufa.cpu.attention.Plan
+    cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan, cufa.planner.fp8.Fp8Plan or
+    cufa.cpu.attention.Plan
         The last one for NumPy arrays. `str` of any is one line. The first two say in `expected_us`
         what this variant and those that it was chosen from would take on an H200, where known.
 
@@ -324,11 +372,14 @@ def explain(
     arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
     if options["block_mask"] is not None:
         arguments["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
+    fp8, arguments = as_8_bits(arguments, options["layout"])
     problem, _, xp = _parsed(arguments)
     check_dropout_seed(options["seed"], options["dropout_p"])
     if xp is np:
         functions_on_cpu(arguments)
         return cpu.plan(problem)
+    if fp8 is not None:
+        return fp8_gpu.planned(fp8, problem, options["kernel"])
     device = devices.of_id(xp.cuda.runtime.getDevice())
     kernel, invariant = options["kernel"], options["batch_invariant"]
     return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)

@@ -186,7 +186,7 @@ def decode(
     (2, 8, 1, 64)
     """
     if other_names:
-        refuse("decode", other_names)
+        refuse(decode, other_names)
     return decode_padded(
         q,
         k_cache,

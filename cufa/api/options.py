@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from numpy.typing import DTypeLike
+
 from cufa.arrays import AnyArray
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 Causal = bool | Literal["bottom-right", "top-left"]
 Layout = Literal["bhsd", "bshd"]
+Precision = Literal["fp8"]
 Window = tuple[int | None, int | None]
 #: A Python function, or C++ for the GPU.
 UserFunction = Callable[..., Any] | str
@@ -41,10 +44,11 @@ class _OfAttention(_Options, total=False):
     mask_mod: UserFunction | None
     dropout_p: float
     seed: int | None
+    precision: Precision | None
 
 
-class AttentionOptions(_OfAttention, total=False):
-    """Keywords of `attention`."""
+class QuantizedOptions(_OfAttention, total=False):
+    """Keywords of `attention` on `Quantized`, but for `out_dtype`, which is needed there."""
 
     block_mask: BlockMask | None
     lengths_k: AnyArray | None
@@ -53,12 +57,24 @@ class AttentionOptions(_OfAttention, total=False):
     batch_invariant: bool
 
 
-class VarlenOptions(_OfAttention, total=False):
-    """Keywords of `attention_varlen`."""
+class AttentionOptions(QuantizedOptions, total=False):
+    """Keywords of `attention`."""
+
+    out_dtype: DTypeLike | None
+
+
+class QuantizedVarlenOptions(_OfAttention, total=False):
+    """Keywords of `attention_varlen` on `Quantized`, but for `out_dtype`."""
 
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     seqused_k: AnyArray | None
+
+
+class VarlenOptions(QuantizedVarlenOptions, total=False):
+    """Keywords of `attention_varlen`."""
+
+    out_dtype: DTypeLike | None
 
 
 class _OfDecoding(_Options, total=False):

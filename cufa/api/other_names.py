@@ -32,10 +32,10 @@ def refuses_other_names(function: _F) -> _F:
     return function
 
 
-def refuse(function: str, names: Iterable[str]) -> NoReturn:
+def refuse(function: Callable[..., Any], names: Iterable[str]) -> NoReturn:
     """Raise the TypeError of names that a function does not know."""
-    name = next(iter(names))
-    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{instead_of(name)}")
+    name, called = next(iter(names)), function.__name__
+    raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{instead_of(name)}")
 
 
 def instead_of(name: str) -> str:

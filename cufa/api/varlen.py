@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cufa import device as devices
+from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, functions_on_cpu
-from cufa.api.options import Causal, UserFunction, VarlenOptions, Window
+from cufa.api.fp8 import as_8_bits
+from cufa.api.options import (
+    Causal,
+    Precision,
+    QuantizedVarlenOptions,
+    UserFunction,
+    VarlenOptions,
+    Window,
+)
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
 from cufa.checks import check_devices, check_dtypes, check_flag, check_out, check_size
@@ -30,6 +40,7 @@ from cufa.problem.extras import Extras, arrays_of, parse_beside
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
+from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -73,6 +84,30 @@ def attention_varlen(
     return_lse: bool,
     **options: Unpack[VarlenOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
+@overload
+def attention_varlen(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    out_dtype: DTypeLike,
+    return_lse: Literal[False] = False,
+    **options: Unpack[QuantizedVarlenOptions],
+) -> Any: ...
+@overload
+def attention_varlen(
+    q: Quantized,
+    k: Quantized,
+    v: Quantized,
+    cu_seqlens_q: AnyArray,
+    cu_seqlens_k: AnyArray,
+    *,
+    out_dtype: DTypeLike,
+    return_lse: Literal[True],
+    **options: Unpack[QuantizedVarlenOptions],
+) -> tuple[Any, Any]: ...
 @refuses_other_names
 def attention_varlen(
     q: Array,
@@ -99,6 +134,8 @@ def attention_varlen(
     scale: float | None = None,
     out: Array | None = None,
     return_lse: bool = False,
+    out_dtype: DTypeLike | None = None,
+    precision: Precision | None = None,
     kernel: str | Variant | None = None,
     **other_names: Any,
 ) -> Any:
@@ -142,6 +179,9 @@ def attention_varlen(
         Where the result goes.
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
+    out_dtype, precision
+        As in `cufa.attention`, with arrays that were quantised with ``layout="thd"``; NumPy arrays
+        only.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
@@ -179,7 +219,7 @@ def attention_varlen(
     (160, 8, 64)
     """
     if other_names:
-        refuse("attention_varlen", other_names)
+        refuse(attention_varlen, other_names)
     tensors = q, k, v, out
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
@@ -194,7 +234,7 @@ def attention_varlen(
     if known and q is not None:
         q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
         values = (causal, window, attention_chunk, softcap, dropout_p, scale)
-        choices = max_seqlen_q, max_seqlen_k, return_lse, kernel
+        choices = max_seqlen_q, max_seqlen_k, return_lse, out_dtype, precision, kernel
         # True == 1, and a cached call must not accept what a first one refuses.
         types = (
             (type(causal), type(attention_chunk), type(softcap), type(scale), type(return_lse)),
@@ -210,9 +250,14 @@ def attention_varlen(
             return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
     arguments = locals()
     check_flag("return_lse", return_lse)
+    fp8, arguments = as_8_bits(arguments, "thd")
     problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
+        if fp8 is not None:
+            problem, operands = fp8.applied(problem, operands)
         return _on_cpu(problem, operands, arguments, lengths)
+    if fp8 is not None:
+        fp8_gpu.planned(fp8, problem, kernel)  # which refuses sequences in one array
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel)
@@ -246,7 +291,7 @@ def explain_varlen(
         As for `attention_varlen`.
     attention_chunk, softcap, alibi_slopes, bias, mask, sinks, score_mod, mask_mod, dropout_p, seed
         As for `attention_varlen`.
-    scale, out, return_lse, kernel
+    scale, out, return_lse, out_dtype, precision, kernel
         As for `attention_varlen`.
 
     Returns
@@ -262,12 +307,15 @@ def explain_varlen(
     """
     arguments = {**locals(), **options}
     check_flag("return_lse", return_lse)
-    is_on_host = isinstance(q, np.ndarray)
+    fp8, arguments = as_8_bits(arguments, "thd")
+    is_on_host = isinstance(arguments["q"], np.ndarray)
     mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
         functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
+    if fp8 is not None:
+        fp8_gpu.planned(fp8, problem, options["kernel"])  # which refuses sequences in one array
     device = devices.of_id(xp.cuda.runtime.getDevice())
     return Planner(problem, device, options["kernel"]).explained(problem)
 

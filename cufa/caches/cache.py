@@ -533,7 +533,7 @@ class Cache:
         are copied, and so cannot be in a CUDA graph.
         """
         if other_names:
-            refuse("decode", other_names)
+            refuse(self.decode, other_names)
         held = self._layer(layer)
         if not np.count_nonzero(self._ends) and len(self) and not self._store.is_capturing():
             if not self._in_use.any():

@@ -15,6 +15,7 @@ Examples
 --arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16
 --arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks
 --arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --causal --backward
+--arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --precision fp8
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from cufa.cli.parser import (
     add_flag,
     add_jobs,
     add_masks,
+    add_precision,
     add_scores,
     has_scores,
     masks_of,
@@ -49,6 +51,7 @@ from cufa.explorer.table import counted
 from cufa.features.parts import part_named
 from cufa.planner.attention import decode_variants, plan
 from cufa.planner.decode import plan_splits
+from cufa.planner.fp8 import kernels
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
@@ -97,6 +100,7 @@ def add(parser: Parser) -> None:
     )
     text = "with --for: the kernels of their gradients, too; forward with the log-sum-exp"
     add_flag(parser, "--backward", text)
+    add_precision(parser, "with --for: the kernels of such calls in 8 bits instead")
     parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
     add_masks(parser)
     add_jobs(parser)
@@ -184,6 +188,8 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
         raise CommandError("--lengths is for --for")
     if options.backward and not options.problems:
         raise CommandError("--backward is for --for")
+    if options.precision and (options.backward or options.decodes or not options.problems):
+        raise CommandError("--precision is for --for, without --backward and --decode")
     if options.problems is None and options.decodes is None:
         if has_scores(options):
             raise CommandError("scores are for problems of --for or --decode")
@@ -201,6 +207,8 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
     try:
         table = user_table(device)
         asked = _with_lengths(problems(options.problems), options.lengths)
+        if options.precision:
+            return [kernel for each in asked for kernel in kernels(each, device)]
         if options.backward:
             asked = [each._replace(returns_lse=True) for each in asked]
         found: list[Variant | Instance] = []

@@ -17,12 +17,21 @@ import argparse
 from collections.abc import Iterator
 
 from cufa.cli import explain_backward, machine, table
-from cufa.cli.parser import CommandError, Parser, add_device, add_flag, add_problem, one_problem
+from cufa.cli.parser import (
+    CommandError,
+    Parser,
+    add_device,
+    add_flag,
+    add_precision,
+    add_problem,
+    one_problem,
+)
 from cufa.cli.values import kernel
 from cufa.device import Device
 from cufa.explorer.table import counted, problem_text
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.planner.plan import Plan
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
@@ -45,6 +54,13 @@ _MEANING = {
     "kv": "how K and V are found",
 }
 
+_OF_8_BITS = {
+    **_MEANING,
+    "piece": "columns of V of which P V is computed at once",
+    "in_flight": "pieces that are computed at once",
+    "o_first": "whether P V is waited for in front of the exponentials",
+    "polynomials": "of eight exponentials, those on the multiply-add units",
+}
 _ALTERNATIVES = 5  # variants that are shown
 
 
@@ -53,6 +69,7 @@ def add(parser: Parser) -> None:
     add_problem(parser)
     parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
     add_flag(parser, "--batch-invariant", "the same bits alone and in any batch")
+    add_precision(parser, "the plan of such a call in 8 bits")
     add_flag(parser, "--backward", "the plan of cufa.attention_backward")
     add_flag(parser, "--deterministic", "with --backward: sums in a fixed order")
     add_device(parser, "This machine's by default; one that is named need not be here.")
@@ -67,6 +84,9 @@ def run(options: argparse.Namespace) -> int:
         explain_backward.show(problem, device, options.deterministic)
         return 0
     try:
+        if options.precision:
+            _print_8_bits(problem, device, plan_fp8(problem, device, options.kernel))
+            return 0
         tuned, invariant = user_table(device), options.batch_invariant
         found = Planner(problem, device, options.kernel, tuned, invariant).explained(problem)
     except ValueError as error:
@@ -78,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if options.deterministic and not options.backward:
         raise CommandError("--deterministic is for --backward")
-    for flag in ("kernel", "batch_invariant") if options.backward else ():
+    for flag in ("kernel", "batch_invariant", "precision") if options.backward else ():
         if getattr(options, flag):
             name = flag.replace("_", "-")
             raise CommandError(
@@ -90,7 +110,7 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
     variant = found.variant
     rows: list[tuple[object, ...]] = [
         ("problem", problem_text(problem)),
-        ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
+        ("GPU", _words(device)),
         ("variant", variant),
         ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
         *(
@@ -106,6 +126,31 @@ def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
         *_expected(found, device),
     ]
     table.pairs([*rows, ("reason", found.reason)])
+
+
+def _print_8_bits(problem: Problem, device: Device, found: Fp8Plan) -> None:
+    variant, heads = found.variant, problem.batch * problem.heads_q
+    shared = f"{counted(heads, 'head')} x {counted(found.q_tiles, 'tile')} of queries"
+    table.pairs(
+        [
+            ("problem", f"{problem_text(problem)}, in 8 bits"),
+            ("GPU", _words(device)),
+            ("variant", variant),
+            ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
+            *(
+                (f"  {name}", value, _OF_8_BITS[name])
+                for name, value in found.tile._asdict().items()
+            ),
+            ("grid", f"{counted(found.grid, 'block')} for {shared}"),
+            ("block", f"{found.block} threads"),
+            ("shared memory", f"{found.smem_bytes} bytes a block"),
+            ("reason", found.reason),
+        ]
+    )
+
+
+def _words(device: Device) -> str:
+    return f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"
 
 
 def _work(problem: Problem, found: Plan | DecodePlan) -> str:

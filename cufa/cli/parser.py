@@ -141,6 +141,11 @@ def add_scores(group: Any) -> None:
     add_flag(group, "--return-lse", text)
 
 
+def add_precision(parser: Any, text: str) -> None:
+    """Add the option for 8 bits."""
+    parser.add_argument("--precision", choices=("fp8",), help=text)
+
+
 def asked(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the options of `add_scores` say that are plain values, by argument."""
     return {name: getattr(options, name) for name, kind in VALUES.items() if kind.OPTION}

@@ -9,7 +9,7 @@ import numpy as np
 from cufa.cpu.kv import KV
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
-from cufa.cpu.softmax import OnlineSoftmax, PlainSoftmax
+from cufa.cpu.softmax import Fp8Softmax, OnlineSoftmax, PlainSoftmax
 from cufa.cpu.spans import spans
 from cufa.features.dropout import Dropout
 
@@ -86,6 +86,7 @@ class _Tile:
     def __init__(self, score: Score, columns: int, q: np.ndarray, kv: KV) -> None:
         self._score, self._columns, self._q, self._kv = score, columns, q, kv
         self._problem, self._stacked = problem, stacked = score.problem, score.stacked
+        self._is_fp8 = problem.precision == "fp8"
         # The heads of a group lie below each other, so that they share one product with K.
         self._by_position = (*stacked[:2], problem.group, q.shape[2])
         self._seen = Seen(problem, score.rows)
@@ -98,7 +99,8 @@ class _Tile:
     @property
     def may_be_plain(self) -> bool:
         """Whether scores in natural units are as exact as differences of scores."""
-        return self._seen.fewest >= _FEW_KEYS and _LEAST_SCALE <= abs(self._problem.scale) <= 1
+        many = self._seen.fewest >= _FEW_KEYS and not self._is_fp8
+        return many and _LEAST_SCALE <= abs(self._problem.scale) <= 1
 
     def attended(self, is_plain: bool) -> PlainSoftmax:
         """Return sums over all keys that the rows see."""
@@ -117,8 +119,12 @@ class _Tile:
                 rQ *= scale
         else:
             remains = np.float32(1) if score.is_more_than_scaled else scale
-            softmax = OnlineSoftmax(self._stacked, p.head_dim_v, remains)
-        for keys in spans(*self._seen.by_any, self._columns):
+            kind = Fp8Softmax if self._is_fp8 else OnlineSoftmax
+            softmax = kind(self._stacked, p.head_dim_v, remains)
+        tiles = list(spans(*self._seen.by_any, self._columns))
+        if self._is_fp8:
+            tiles.reverse()  # the first keys often weigh most: others would lose bits next to them
+        for keys in tiles:
             if score.own.is_hidden(score.rows, keys):
                 continue
             tK, tV = self._kv.tiles(keys)
@@ -133,7 +139,7 @@ class _Tile:
             self._hide(rS, keys, hidden)
             softmax.weigh(rS)
             score.drop(rS, keys)
-            if keys.start == self._seen.by_any[0]:
+            if keys is tiles[0]:
                 self._times_values(rS, tV, keys, hidden, softmax.acc)
             else:
                 softmax.acc += self._times_values(rS, tV, keys, hidden, self._product)

@@ -6,6 +6,8 @@ import functools
 
 import numpy as np
 
+from cufa.cpu.e4m3 import round_weights
+
 #: Between these sums a row needs no maximum: float32 holds exp(score) as exactly as
 #: exp(score - maximum), and what underflows is below 1e-31 of the sum.
 _LEAST_SUM, _MOST_SUM = np.float32(2.0**-20), np.float32(2.0**100)
@@ -106,3 +108,18 @@ class OnlineSoftmax(PlainSoftmax):
         """Logarithm of the sum of the exponentials of a row's scores."""
         log_sum: np.ndarray = self.m * self._scale + np.log(self.row_sum)
         return log_sum
+
+
+class Fp8Softmax(OnlineSoftmax):
+    """The same with weights that are rounded to 8 bits before they meet V; their sum is not.
+
+    Notes
+    -----
+    Weights are rounded as 2^8 times what they are, relative to the largest score of a row so far:
+    none is larger than 256, of the 448 that e4m3 holds, and they lose bits below 2^-14 only.
+    """
+
+    def weigh(self, rS: np.ndarray) -> None:
+        """Replace a tile of scores, not yet scaled, by their weights, and add up these."""
+        super().weigh(rS)
+        round_weights(rS)

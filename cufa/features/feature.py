@@ -41,6 +41,10 @@ class Call(Protocol):
         """Keys."""
 
     @property
+    def precision(self) -> str | None:
+        """Whether in 8 bits: "fp8", or None."""
+
+    @property
     def scale(self) -> float:
         """Factor of the scores."""
 

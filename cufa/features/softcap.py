@@ -62,8 +62,12 @@ class Softcap(Value):
         return f"softcap {self.c:g}"
 
     def parts(self, call: Call) -> tuple[str, ...]:
-        """Return the part that is as accurate as the call needs."""
-        return (DTYPES[call.dtype].softcap_part(call.returns_lse),)
+        """Return the part that is as accurate as the call needs.
+
+        In 8 bits it is none that knows the scale: each block of keys has another one.
+        """
+        is_fine = call.returns_lse or call.precision is not None
+        return (DTYPES[call.dtype].softcap_part(is_fine),)
 
     def numbers(self, call: Call) -> dict[str, float]:
         """Return the bound in log2 units, its reciprocal, and the numbers of its curve."""

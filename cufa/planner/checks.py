@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.problem.problem import Problem
-from cufa.specs import KERNELS
+from cufa.specs import FP8_KERNELS, KERNELS
 from cufa.specs.kv import in_cache
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
@@ -85,6 +85,7 @@ def kernel_named(name: object, dtype: str, decodes: bool) -> Spec:
     if kernel is None or kernel.decodes != decodes:
         names = ", ".join(each.name for each in KERNELS.values() if each.decodes == decodes)
         hint = ", which is for cufa.decode" if kernel is not None and kernel.decodes else ""
+        hint = ", which is for precision='fp8'" if name in FP8_KERNELS else hint
         raise ValueError(f"kernel must be one of {names}, not {name!r}{hint}")
     if dtype not in kernel.dtypes:
         raise ValueError(f"kernel: {name} takes {' or '.join(kernel.dtypes)}, q has {dtype}")

@@ -58,12 +58,12 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     device : Device
     """
     kernel = KERNELS[variant.kernel]
-    batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
+    heads_q, heads_kv = problem.heads_q, problem.heads_kv
     seq_q = problem.alike.seq_q
     # Each head has tiles of keys of its own where a map says which are visited.
     packs = seq_q < variant.bm and problem.of(Blocks) is None
     pack = packable(heads_q, heads_kv, kernel) if packs else 1
-    heads = batch * heads_q // pack
+    heads = problem.batch * heads_q // pack
     if problem.kv == "Varlen":  # see kernels/kv.cuh
         q_tiles = problem.seq_q * pack // variant.bm + problem.sequences
         return Order(pack, q_tiles, heads * q_tiles, 1, 0)
@@ -73,18 +73,44 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     tiles = heads * q_tiles
     if not is_uneven(variant.score):  # tiles are of one length: those of a head follow each other
         return Order(pack, q_tiles, tiles, 1, 0)
+    row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
+    persistent = variant.blocks_per_sm if kernel.persistent else 0
+    sections = uneven_sections(problem, device, row_bytes, (variant.bm, pack, q_tiles), persistent)
+    return Order(pack, q_tiles, tiles, *sections)
+
+
+def uneven_sections(
+    problem: Problem,
+    device: Device,
+    row_bytes: int,
+    rows: tuple[int, int, int],
+    blocks_per_sm: int,
+) -> tuple[int, int]:
+    """Return the section's heads and the late rows of tiles that visit different keys.
+
+    Parameters
+    ----------
+    problem : Problem
+    device : Device
+    row_bytes : int
+        Of a row of K and one of V together.
+    rows : tuple of int
+        Rows of a tile, heads that share it, and tiles of a head or of such heads.
+    blocks_per_sm : int
+        Blocks of a multiprocessor that take one tile after the other; 0 if each takes one.
+    """
+    bm, pack, q_tiles = rows
+    batch, heads = problem.batch, problem.batch * problem.heads_q // pack
     # As many heads as have their K and V in half of L2 together, and in all of it with the Q and
     # O that pass through it from one row tile of all of these to the next.
-    row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     kv_bytes = max(1, -(-problem.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
     kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
-    if kernel.persistent:
-        passing = problem.group // pack * variant.bm * row_bytes
+    if blocks_per_sm:
+        passing = problem.group // pack * bm * row_bytes
         kv_heads = max(1, min(kv_heads, device.l2_bytes // (kv_bytes + passing)))
-    if kernel.persistent and kv_heads < batch * heads_kv:
-        blocks = device.sm_count * variant.blocks_per_sm
-        return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))
-    return Order(pack, q_tiles, tiles, max(1, min(kv_heads * problem.group, heads)), 0)
+        if kv_heads < batch * problem.heads_kv:
+            return _drawn(max(1, heads), max(1, q_tiles), device.sm_count * blocks_per_sm)
+    return max(1, min(kv_heads * problem.group, heads)), 0
 
 
 def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:

@@ -61,6 +61,8 @@ class Problem(NamedTuple):
         For "Paged": pages of the cache, and keys of a page.
     unified_max : float, optional
         A score in place of row maxima, in a cache.
+    precision : str, optional
+        "fp8" if q, k and v are `cufa.Quantized`, and `dtype` is that of the result alone.
     """
 
     dtype: str
@@ -81,6 +83,7 @@ class Problem(NamedTuple):
     pages: int = 0
     page_size: int = 0
     unified_max: float | None = None
+    precision: str | None = None
 
     def sized(self, batch: int, heads_q: int, heads_kv: int, seq_q: int, seq_kv: int) -> Problem:
         """Return the same with other sizes, sooner than `_replace` does."""

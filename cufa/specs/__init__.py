@@ -31,10 +31,13 @@ from cufa.specs import (
     fa2_fp32,
     fa2_mma,
     fa3_wgmma,
+    fp8_wgmma,
     merge,
+    quantize,
 )
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import BackwardSpec
+from cufa.specs.fp8_wgmma import Fp8Spec
 from cufa.specs.spec import Spec
 
 KERNELS: dict[str, Spec] = {
@@ -52,7 +55,7 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, merge, block_mask, block_lists, clear_rows),
+        *(append, merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }
@@ -70,6 +73,9 @@ BACKWARD_KERNELS: dict[str, BackwardSpec] = {
     spec.name: spec for form in BACKWARD_FORMS for spec in form
 }
 """The kernels that compute gradients of attention, by name."""
+
+FP8_KERNELS: dict[str, Fp8Spec] = {fp8_wgmma.SPEC.name: fp8_wgmma.SPEC}
+"""The kernels that compute attention of 8-bit arrays, by name."""
 
 MAX_HEAD_DIM = max(spec.max_head_dim for spec in KERNELS.values())
 """The most that a head dim can be."""

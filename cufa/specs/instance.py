@@ -13,7 +13,7 @@ class Instance(NamedTuple):
     Attributes
     ----------
     kernel : str
-        A key of `cufa.specs.AUXILIARY_KERNELS` or `cufa.specs.BACKWARD_KERNELS`.
+        A key of `cufa.specs.AUXILIARY_KERNELS`, `BACKWARD_KERNELS` or `FP8_KERNELS`.
     dtypes : tuple of str
         The template arguments that are element types, which come first.
     arguments : tuple of (bool or int)

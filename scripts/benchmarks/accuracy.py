@@ -46,16 +46,34 @@ def max_errors(
     All arrays are (batch, heads, seq, head_dim) in ``numpy`` or ``cupy``, which is `xp`.
     """
     worst = {name: xp.zeros((), dtype=xp.float64) for name in results}
+    for name, errors in _errors(xp, cell, operands, results):
+        # maximum() keeps a NaN, which the built-in max would drop.
+        worst[name] = xp.maximum(worst[name], xp.abs(errors).max())
+    return {name: float(error) for name, error in worst.items()}
+
+
+def rms_errors(
+    xp: Any, cell: Cell, operands: tuple[Any, Any, Any], results: dict[str, Any]
+) -> dict[str, float]:
+    """Return the root mean square of each contestant's errors over these rows."""
+    squares = {name: xp.zeros((), dtype=xp.float64) for name in results}
+    for name, errors in _errors(xp, cell, operands, results):
+        squares[name] += (errors**2).sum()
+    elements = len(checked_heads(cell)) * cell.sq * cell.dv
+    return {name: float(xp.sqrt(total / elements)) for name, total in squares.items()}
+
+
+def _errors(
+    xp: Any, cell: Cell, operands: tuple[Any, Any, Any], results: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield names of contestants, and their errors of some rows."""
     q, k, v = operands
     for b, h in checked_heads(cell):
         kv = h * cell.hk // cell.hq
         head = (q[b, h], k[b, kv], v[b, kv])
         for first, rows in reference_rows(xp, *head, causal=cell.causal, scale=cell.scale):
             for name, out in results.items():
-                got = _float64(xp, out[b, h, first : first + rows.shape[0]])
-                # maximum() keeps a NaN, which the built-in max would drop.
-                worst[name] = xp.maximum(worst[name], xp.abs(got - rows).max())
-    return {name: float(error) for name, error in worst.items()}
+                yield name, _float64(xp, out[b, h, first : first + rows.shape[0]]) - rows
 
 
 def _float64(xp: Any, array: Any) -> Any:

@@ -11,6 +11,7 @@ from cufa.problem.problem import Problem
 PREFILL_HEAD_DIMS = (64, 128, 256)
 FP32_HEAD_DIMS = (64, 128)
 GQA_SEQS = (2048, 8192, 32768)
+FP8_SEQS = (512, 2048, 8192, 16384)
 VARLEN_LENGTHS = (
     *(1034, 898, 270, 1978, 2040, 1145, 373, 380, 1208, 1350, 1792, 46, 409, 222, 740, 2499),
 )
@@ -127,6 +128,11 @@ def standard_cells(dtype: str, head_dims: Iterable[int], seqs: Iterable[int] = S
     ValueError where a head dim does not divide the hidden size, or a length the tokens.
     """
     return [cell_of(problem) for problem in standard_problems((dtype,), head_dims, seqs=seqs)]
+
+
+def fp8_cells(head_dims: Iterable[int] | None = None) -> list[Cell]:
+    """Return the cells of the table of 8 bits, of all its head dims or of some; errors as below."""
+    return standard_cells("bfloat16", head_dims or PREFILL_HEAD_DIMS, FP8_SEQS)
 
 
 def gqa_cells(dtype: str, seqs: Iterable[int] = GQA_SEQS) -> list[Cell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks import before, drawn
@@ -17,6 +18,7 @@ from benchmarks.cells import (
     SEQS,
     TABLES,
     Cell,
+    fp8_cells,
     gqa_cells,
     standard_cells,
 )
@@ -38,7 +40,7 @@ PREFILL_PEERS = (
 FP32_PEERS = ("efficient", "math", "cupy", "cufa_fa1")
 MODEL_PEERS = ("cudnn", "fa2", "flash_attn_2", "flash_attn_3", "flash_attn_4", "flashinfer")
 _TABLES = ("prefill", "gqa", "fp32")
-_WITH_PEERS = (*_TABLES, "models", "decode", "masks", "backward")
+_WITH_PEERS = (*_TABLES, "models", "decode", "masks", "backward", "fp8")
 LEAST_NEW = 16
 GENERATORS = ("Llama-3.1-8B", "tiny")
 GENERATE_PEERS = ("transformers",)
@@ -47,6 +49,7 @@ BACKWARD_PEERS = (
     *("cudnn", "fa2", "efficient"),
     *("flash_attn_2", "flash_attn_3", "flash_attn_4", "cufa_causal"),
 )
+FP8_PEERS = ("fa3_fp8", "cudnn_bf16", "cufa_bf16")
 DECODE_PEERS = ("cudnn", "fa2", "flash_attn_3_cache", "flash_attn_4")
 
 
@@ -142,6 +145,15 @@ def parser() -> argparse.ArgumentParser:
     backward.add_argument("--head-dim", type=int, nargs="+", help="of these (default: all)")
     backward.add_argument("--peers", nargs="*", default=list(BACKWARD_PEERS), help="besides cufa")
     backward.set_defaults(kernel="auto")
+
+    fp8 = commands.add_parser(
+        "fp8", parents=[run, race, part], help="8 bits on Hopper, by graph replay"
+    )
+    fp8.add_argument("--head-dim", type=int, nargs="+", help="of these (default: all)")
+    fp8.add_argument("--peers", nargs="*", default=list(FP8_PEERS), help="besides cufa")
+    fp8.set_defaults(kernel="auto")
+
+    commands.add_parser("fp8-error", parents=[run, data], help="errors of 8 bits on hard data")
 
     generate = commands.add_parser(
         "generate", parents=[run], help="text by a model of random weights, tokens a second"
@@ -291,6 +303,8 @@ def check(options: argparse.Namespace) -> None:
         cells_of(options)
     if options.bench == "regret":
         drawn_of(options)
+    if options.bench == "fp8":
+        fp8_cells(options.head_dim)
     if options.bench == "backward":
         gradient_cases(options.only, options.head_dim)
     if options.bench == "models":
@@ -309,10 +323,10 @@ def check(options: argparse.Namespace) -> None:
             TABLES[name].cells(options.head_dim, options.seq)
     machine.check_compiler()
     if options.bench in _WITH_PEERS:
-        from benchmarks import backward_peers, peers  # which import CuPy
+        from benchmarks import backward_peers, fp8, peers  # which import CuPy
 
-        known = backward_peers.PEERS if options.bench == "backward" else peers.PEERS
-        peers.check_names(options.peers, known)
+        makers: dict[str, Collection[str]] = {"backward": backward_peers.PEERS, "fp8": fp8.MAKERS}
+        peers.check_names(options.peers, makers.get(options.bench, peers.PEERS))
     device = machine.current_gpu("calls are timed, and need one")
     for name in getattr(options, "kernels", None) or ():
         if not ATTENTION_KERNELS[name].runs_on(device):

@@ -151,7 +151,7 @@ def _flash_attn_2(operands: Operands) -> Call:
     return _flash_attn(operands, flash_attn_func)
 
 
-def _flash_attn_3_interface() -> ModuleType:
+def flash_attn_3_interface() -> ModuleType:
     """Return FlashAttention-3, as its own project or a package of its forward pass names it."""
     try:
         return importlib.import_module("flash_attn_interface")
@@ -160,12 +160,12 @@ def _flash_attn_3_interface() -> ModuleType:
 
 
 def _flash_attn_3(operands: Operands) -> Call:
-    return _flash_attn(operands, _flash_attn_3_interface().flash_attn_func)
+    return _flash_attn(operands, flash_attn_3_interface().flash_attn_func)
 
 
 def _flash_attn_3_cache(operands: Operands) -> Call:
     """Return its decoding, in as many splits as it chooses."""
-    return _flash_attn(operands, _flash_attn_3_interface().flash_attn_with_kvcache)
+    return _flash_attn(operands, flash_attn_3_interface().flash_attn_with_kvcache)
 
 
 def _flash_attn_4(operands: Operands) -> Call:

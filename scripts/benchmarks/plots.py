@@ -26,6 +26,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _draw_models(figure, rows)
     elif result["bench"] == "decode":
         _draw_decode(figure, rows)
+    elif result["bench"] == "fp8-error":
+        _draw_errors(figure, rows)
     elif result["bench"] == "cpu":
         _draw_cpu(figure, rows)
     elif result["bench"] == "masks":
@@ -119,6 +121,23 @@ def _draw_dims(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     panels[1][0].set_xlabel("head dim")
     handles, names = _legend_of(panels)
     figure.legend(handles, names, loc="outside lower center", ncols=len(names) or 1, fontsize=8)
+
+
+def _draw_errors(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw the errors over the length, by kernel and head dim."""
+    axes = figure.subplots()
+    chosen = [row for row in rows if row["data"] == "lengths"]
+    for kernel, d in dict.fromkeys((row["kernel"], row["d"]) for row in chosen):
+        line = [row for row in chosen if (row["kernel"], row["d"]) == (kernel, d)]
+        lengths, errors = ([row[name] for row in line] for name in ("s", "relative"))
+        axes.plot(lengths, errors, "o-", label=f"{kernel}, D {d}", ms=3)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel("keys")
+    axes.set_ylabel("error, of the result")
+    if chosen:
+        axes.legend(fontsize=8)
 
 
 def _draw_bars(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

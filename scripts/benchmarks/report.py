@@ -42,6 +42,8 @@ _TITLES = {
     "decode": "Decoding",
     "masks": "Masks, biases and unequal lengths",
     "backward": "Gradients",
+    "fp8": "8 bits",
+    "fp8-error": "Errors of 8 bits",
     "generate": "Generating text",
     "regret": "The planner's choice and the fastest variant",
     "costs": "What the planner's costs are found from",
@@ -79,6 +81,8 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         parts += [_regret_summary(rows), _regret_table(rows)]
     elif bench == "costs":
         parts.append(_costs_table(result))
+    elif bench == "fp8-error":
+        parts.append(_fp8_errors(rows))
     elif bench == "models":
         parts += _models_parts(rows)
     elif bench == "refactor":
@@ -96,6 +100,7 @@ def markdown(result: dict[str, Any], source: str, plot: str) -> str:
         best = with_best(rows, BEST) if of_gradients else rows
         parts += [f"{ratios}:\n\n{summary(best, by)}", cell_table(rows)]
         parts += _gaps_parts(rows) if of_gradients else []
+        parts += _fp8_parts(rows) if bench == "fp8" else []
     if any("cufa_maxerr" in row for row in rows) and bench != "refactor":
         parts += [error_summary(rows), error_table(rows)]
     return "\n\n".join(parts) + "\n"
@@ -171,6 +176,41 @@ def _gaps_parts(rows: Sequence[Row]) -> list[str]:
         return []
     lines = [[name, number, why] for (name, why), number in gaps.items()]
     return [f"What peers cannot run, and why:\n\n{table(['peer', 'cells', 'reason'], lines)}"]
+
+
+def _fp8_parts(rows: Sequence[Row]) -> list[str]:
+    names = ["cufa", *peer_names(rows)]
+    columns: Columns = {
+        **CELL,
+        "from 16 bits": lambda row: f"{row['from_16_bits']:.1f}",
+        "by cufa_bf16": _times_16_bits,
+        "quantise, GB/s": lambda row: f"{row['quantize_gbs']:.0f}",
+        **figures(names, "_rmse", " rmse", ".2e"),
+    }
+    text = "With the quantisation of q, k and v, TFLOP/s; and root mean square errors:"
+    return [f"{text}\n\n{table_of(rows, columns)}"]
+
+
+def _fp8_errors(rows: Sequence[Row]) -> str:
+    columns: Columns = {
+        **{name: itemgetter(name) for name in ("data", "d", "s", "kernel")},
+        "scales": itemgetter("granularity"),
+        "transform": lambda row: "yes" if row["hadamard"] else "no",
+        "rmse": lambda row: f"{row['rmse']:.2e}",
+        "of the result": lambda row: f"{row['relative']:.2%}",
+        "found": lambda row: f"{row['found']}/{row['draws']}" if "found" in row else "",
+    }
+    text = (
+        "Root mean square errors against float64; in part of the data, by the root mean square of "
+        "the worst chunk of rows:"
+    )
+    return f"{text}\n\n{table_of(rows, columns)}"
+
+
+def _times_16_bits(row: Row) -> str:
+    """Return how many times as fast cufa is, quantisation included, as in 16 bits."""
+    other = row["peers"].get("cufa_bf16")
+    return "" if other is None else f"{row['from_16_bits'] / other:.2f}"
 
 
 def _regret_summary(rows: Sequence[Row]) -> str:

@@ -62,11 +62,22 @@ _GENERATE = {
     "attention_share": (int, float),
     "peers": dict,
 }
+_MORE_FIGURES: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "s": int,
+        **dict.fromkeys(("rmse", "max_error", "from_16_bits", "quantize_gbs"), (int, float)),
+        "peers_rmse": dict,
+    },
+}
 _OTHER_ROWS: dict[str, dict[str, Any]] = {
     "generate": _GENERATE,
     "jit": _JIT,
     "regret": _REGRET,
     "costs": {**_CELL, "us": dict},
+    "fp8-error": {
+        **{"data": str, "d": int, "s": int, "kernel": str, "granularity": str, "hadamard": bool},
+        **dict.fromkeys(("rmse", "relative"), (int, float)),
+    },
 }
 _OF_ONE_KERNEL = ("prefill", "gqa", "models")
 _WITHOUT_CEILINGS = ("costs", "cpu")
@@ -99,7 +110,8 @@ def validate(result: Any) -> None:
         if result["bench"] in _OTHER_ROWS:
             _check_fields(where, row, _OTHER_ROWS[result["bench"]])
             continue
-        _check_fields(where, row, {**_CELL, **_FIGURES})
+        more = _MORE_FIGURES.get(result["bench"], {})
+        _check_fields(where, row, {**_CELL, **_FIGURES, **more})
         if row["unit"] not in UNITS:
             raise ValueError(f"{where}.unit is {row['unit']!r}, not one of {', '.join(UNITS)}")
         _check_number(f"{where}.cufa", row["cufa"])
@@ -116,6 +128,8 @@ def figures(row: dict[str, Any]) -> str:
     """Return the figures of a row in a few words."""
     if "planned_us" in row:
         return f"planned {row['planned_us']:.4g} us | best {row['best_us']:.4g} us"
+    if "relative" in row:
+        return f"rmse {row['rmse']:.4g}, {row['relative']:.2%} of the result"
     if "us" in row:
         return f"{len(row['us'])} variants from {min(row['us'].values()):.4g} us"
     peers = " ".join(f"{name} {figure:.4g}" for name, figure in row["peers"].items())

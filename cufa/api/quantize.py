@@ -1,0 +1,128 @@
+"""`quantize`: arrays in 8 bits, for `attention`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from cufa.arrays import AnyArray, Array, module_of
+from cufa.checks import check_devices, check_dtype, check_flag, check_seed
+from cufa.cpu import quantize as cpu
+from cufa.launch import quantize as launch
+from cufa.quantized.axes import check_axes, four_axes
+from cufa.quantized.quantized import Quantized
+from cufa.quantized.scales import check_granularity
+from cufa.quantized.transposed import transposed as in_blocks
+
+Granularity = Literal["block", "head", "tensor"]
+
+
+def quantize(
+    x: AnyArray,
+    *,
+    granularity: Granularity = "block",
+    block: int | None = None,
+    hadamard: bool = False,
+    seed: int = 0,
+    smooth: bool = False,
+    transposed: bool = False,
+    layout: Literal["bhsd", "bshd", "thd"] = "bhsd",
+) -> Quantized:
+    """Quantise queries, keys or values to 8-bit floating point (e4m3) with scales.
+
+    Parameters
+    ----------
+    x : array, shape (b, h, s, d)
+        float16, bfloat16 or float32; or (b, s, d) or (s, d), as `cufa.attention` takes them. d is 1
+        to 256. Any strides.
+    granularity : {"block", "head", "tensor"}
+        The rows that share a scale: a block of rows of a head, a head of a sequence, or the whole
+        array.
+    block : int, optional
+        Rows of a block: a power of two, 16 to 1024; 128 by default.
+    hadamard : bool
+        Whether to multiply columns by random signs and to apply an orthonormal Hadamard transform
+        to each row, which spreads outliers over all columns. Queries and keys need the same one:
+        products of rows stay as they are then. Values take none.
+    seed : int
+        The seed of the signs, 0 to 2^64 - 1.
+    smooth : bool
+        Whether to take off each column of a head its mean, for keys that have columns with a
+        large one. `attention` adds it again to the scores in float32, so that results and the
+        log-sum-exp are those of the keys with it.
+    transposed : bool
+        Whether to store bytes as 8-bit matrix units take values: `Quantized` has the order. Queries
+        and keys are not transposed; on the CPU, values may be.
+    layout : {"bhsd", "bshd", "thd"}
+        Order of the axes of 4-D arrays; "thd" is of the 3-D arrays (tokens, heads, d) of
+        `cufa.attention_varlen`.
+
+    Returns
+    -------
+    Quantized
+        Its scales are the largest magnitude divided by 448, and 1 where all are 0; numbers are
+        rounded to the nearest, ties to even.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Dtypes, shapes and arguments that do not fit; CuPy arrays with `smooth`, or on a GPU before
+        compute capability 8.9.
+
+    Notes
+    -----
+    CuPy arrays give the bits of NumPy arrays, but for numbers below 2^-126, which are 0 there.
+
+    NaN and infinities become NaN, and do not change the scale of their block. With a transform they
+    fill the columns that are transformed together. So a key with one makes NaN of rows that see it.
+
+    Rows are stored with 64, 96, 128, 192 or 256 columns; shorter ones end with zeros. All columns
+    are transformed together; 96 in three parts of 32, and 192 in three of 64. Products of float32
+    numbers beyond 2^119 may overflow there, and then count as infinite.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> k = np.random.default_rng(0).standard_normal((1, 2, 300, 64), np.float32)
+    >>> k8 = cufa.quantize(k, hadamard=True)
+    >>> k8.values.shape, k8.values.dtype.name, k8.scales.shape
+    ((1, 2, 300, 64), 'float8_e4m3fn', (1, 2, 3))
+    >>> bool(np.abs(k8.dequantize() - k).max() < 0.2)
+    True
+    """
+    return quantized("x", x, granularity, block, hadamard, seed, smooth, transposed, layout)
+
+
+def quantized(
+    name: str,
+    x: Array,
+    granularity: str = "block",
+    block: int | None = None,
+    hadamard: bool = False,
+    seed: int = 0,
+    smooth: bool = False,
+    transposed: bool = False,
+    layout: str = "bhsd",
+) -> Quantized:
+    """Do what `quantize` does; errors give the array a name."""
+    xp = module_of(name, x)
+    check_dtype(name, x)
+    check_axes(name, x.shape, layout)
+    rows = check_granularity(granularity, block)
+    check_flag("smooth", smooth)
+    check_flag("transposed", transposed)
+    how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
+    if xp is not np:
+        check_devices({name: x}, xp)
+        if smooth:
+            raise ValueError(f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) is none")
+        values, scales = launch.quantize(four_axes(x, layout), *how, transposed)
+        return Quantized(
+            values, scales, x.shape, x.dtype, *how, layout=layout, transposed=transposed
+        )
+    x = np.asarray(x)
+    values, scales, mean = cpu.quantize(four_axes(x, layout), *how, smooth)
+    if transposed:
+        values = in_blocks(values.view(np.uint8), np).view(values.dtype)
+    return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean, transposed)

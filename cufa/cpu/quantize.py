@@ -1,0 +1,73 @@
+"""Quantisation of NumPy arrays, head by head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cufa.quantized.e4m3 import E4M3, LARGEST, rounded
+from cufa.quantized.scales import shape_of_scales
+from cufa.quantized.transform import columns_of, transformed
+
+#: The least scale, 2^-126: its reciprocal is finite.
+_LEAST = np.finfo(np.float32).tiny
+
+
+def quantize(
+    x: np.ndarray, granularity: str, block: int | None, hadamard: bool, seed: int, smooth: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return bytes, scales and what was taken off rows, as `cufa.Quantized` holds them.
+
+    Parameters
+    ----------
+    x : ndarray, (batch, heads, seq, head_dim)
+        float16, bfloat16 or float32; of any strides.
+    granularity, block, hadamard, seed, smooth
+        As in `cufa.quantize`, checked.
+    """
+    batch, heads, seq, head_dim = x.shape
+    columns = columns_of(head_dim)
+    values = np.empty((batch, heads, seq, columns), E4M3)
+    scales = np.empty(shape_of_scales(granularity, block, x.shape), np.float32)
+    mean = np.zeros((batch, heads, columns), np.float32) if smooth else None
+    each_head = list(np.ndindex(batch, heads)) if seq else []
+    rows_of_scale = block or seq
+
+    def prepared(i: tuple[int, ...]) -> np.ndarray:
+        """Return the rows of a head, transformed if they are to be."""
+        rows = np.zeros((seq, columns), np.float32)
+        rows[:, :head_dim] = x[i]
+        if mean is not None:
+            its = _mean(rows)
+            rows -= its
+            mean[i] = transformed(its, seed, np) if hadamard else its
+        return transformed(rows, seed, np) if hadamard else rows
+
+    with np.errstate(all="ignore"):  # infinities and NaN become NaN
+        if granularity == "tensor":
+            largest = [_largest(prepared(i), seq).max() for i in each_head]
+            scales[...] = _scale(np.max(largest, initial=0))
+        for i in each_head:
+            rows = prepared(i)
+            if granularity != "tensor":
+                scales[i] = _scale(_largest(rows, rows_of_scale))
+            inverse = 1 / (scales[0, 0] if granularity == "tensor" else scales[i])
+            values[i] = rounded(rows * np.repeat(inverse, rows_of_scale)[:seq, None])
+    return values, scales, mean
+
+
+def _mean(rows: np.ndarray) -> np.ndarray:
+    """Return the mean of a column's finite numbers; 0 if there is none, or it overflows."""
+    found = rows.mean(axis=0, where=np.isfinite(rows))
+    return np.where(np.isfinite(found), found, np.float32(0))
+
+
+def _largest(rows: np.ndarray, block: int) -> np.ndarray:
+    """Return the largest magnitude of the finite numbers of each block of rows."""
+    of_rows = np.where(np.isfinite(rows), np.abs(rows), np.float32(0)).max(axis=1)
+    found: np.ndarray = np.maximum.reduceat(of_rows, np.arange(0, len(rows), block))
+    return found
+
+
+def _scale(largest: np.ndarray) -> np.ndarray:
+    """Return by what numbers are divided, so that the largest has the largest byte."""
+    return np.where(largest == 0, np.float32(1), np.maximum(largest / LARGEST, _LEAST))

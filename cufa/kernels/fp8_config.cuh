@@ -1,0 +1,91 @@
+// Operands of 8 bits, and the constants that follow from the template arguments of fp8_wgmma.cu.
+#pragma once
+#include "fa3_config.cuh"
+#include "ptx_fp8.cuh"
+
+// Scales of 2^block_log2 rows each, of all heads: (batch, heads, blocks), or one alone if the
+// stride is 0.
+struct Scales {
+    const float* data;
+    int stride, block_log2;
+
+    __device__ const float* of(int head, int row) const {
+        return data + static_cast<long long>(head) * stride + (row >> block_log2);
+    }
+};
+
+// (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. Those of V are
+// stored as VTile8 says.
+template <class WAY>
+struct Quantized : WAY {
+    Scales scales_q, scales_k, scales_v;
+};
+
+// V of up to 128 keys as wgmma needs it: a row is a column of V, with K, the keys, along it. In
+// memory each 128 keys are such a tile of 128-byte rows. Within 16 keys the order is that in which
+// a thread holds P, which so is an operand as it is: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. TMA
+// and the swizzle take two bytes as one element.
+template <int HEAD_DIM, int BN>
+struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
+    using Tile = WgmmaTile<HEAD_DIM, BN / 2>;
+    static constexpr int KEYS = 128;
+    static_assert(BN == KEYS || BN == KEYS / 2, "a tile is a whole or half of a block");
+
+    static __device__ void load(uint32_t tile, int, const TensorMap& map, uint32_t bar, int key,
+                                int head, int batch, unsigned long long policy) {
+        // Far behind the keys, the number of the row may wrap to a negative one, where there are no
+        // rows, either.
+        const unsigned row = static_cast<unsigned>(key / KEYS) * HEAD_DIM;
+        tma_load(tile, map, bar, key % KEYS / 2, 0, static_cast<int>(row), head, batch, policy);
+    }
+    // Zeroes the keys of a chunk of 16 from `keys` on.
+    static __device__ void keep(uint32_t chunk, int keys) {
+        uint64_t halves[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            halves[i] = lds_64(chunk + 8 * i);
+#pragma unroll
+            for (int byte = 0; byte < 8; ++byte) {
+                const int key = byte / 2 % 2 * 8 + (2 * i + byte / 4) * 2 + byte % 2;
+                if (key >= keys) halves[i] &= ~(0xffull << 8 * byte);
+            }
+        }
+        sts_128(chunk,
+                make_float4(low(halves[0]), high(halves[0]), low(halves[1]), high(halves[1])));
+    }
+    // The operand of `columns` columns of O from the i-th such piece on.
+    template <int COLUMNS>
+    static __device__ uint32_t piece(uint32_t operand, int i) {
+        return operand + (i * COLUMNS * Tile::ROW_BYTES >> 4);
+    }
+
+ private:
+    static __device__ float low(uint64_t x) { return __uint_as_float(static_cast<uint32_t>(x)); }
+    static __device__ float high(uint64_t x) { return low(x >> 32); }
+};
+
+// Two bytes count as one element of fa3_wgmma's tiles. O does not leave through shared memory.
+template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_, int PIECE_,
+          int IN_FLIGHT_, bool PING_PONG_, bool O_FIRST_, int POLYNOMIALS_, class SCORE_, class KV_>
+struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
+                        Plain, SCORE_, KV_> {
+    using OUT = OUT_;
+    using VTile = VTile8<HEAD_DIM_V_, BN_>;
+    static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
+    // O += P V is computed in pieces of so many columns, so many of them at once.
+    static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
+    // Whether P V is waited for in front of the exponentials.
+    static constexpr bool O_FIRST = O_FIRST_;
+    // Of eight exponentials, how many pairs of columns are computed on the multiply-add units.
+    static constexpr int POLYNOMIALS = POLYNOMIALS_;
+    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= PIECES, "whole pieces");
+    static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
+    static_assert(Config8::ACROSS, "Q needs two slots");
+
+    // All consumers visit the same keys.
+    static constexpr bool APART = false, SKIPS = false;
+    static constexpr int PARTS = 1;
+    using Work = ::Work<PARTS, KV_::TAILS, SCORE_::HAS_BLOCK_MAP>;
+    static constexpr bool O_FROM_REGISTERS = true, ALL_FREE_Q = true;
+    static constexpr bool FOLDED = false;
+};

@@ -1,0 +1,41 @@
+// Attention on e4m3 Q, K and V with float32 scales, on Hopper, sm_90a. FlashAttention-3's parts,
+// see fa3_wgmma.cu, with other consumers: 8-bit wgmma adds up with about 14 bits, so P V of each
+// tile of keys, of up to four steps of wgmma, is a sum of its own, which is added to O in float32.
+// Scales of Q and K go into the exponent, and that of V into this addition. P is e4m3 as well, and
+// needs row maxima, see fp8_softmax.cuh. V is stored transposed, see VTile8.
+#include "fa3_producer.cuh"
+#include "fp8_consumer.cuh"
+
+template <class OUT, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int PIECE,
+          int IN_FLIGHT, bool PING_PONG, bool O_FIRST, int POLYNOMIALS, class SCORE, class KV>
+__global__ void __launch_bounds__(BM * 2 + 128, 1)
+    fp8_wgmma(const __grid_constant__ TmaArguments<Arguments<SCORE, KV>> arguments) {
+    using C = Config8<OUT, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, PIECE, IN_FLIGHT, PING_PONG,
+                      O_FIRST, POLYNOMIALS, SCORE, KV>;
+    const TensorMaps& maps = arguments.maps;
+    const int tiles = arguments.params.heads * arguments.params.q_tiles;
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const Smem<C> shared(smem);
+
+    if (threadIdx.x == 0) {
+        tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
+        shared.init();
+    }
+    __syncthreads();
+    wait_for_kernel_in_front();  // from here on, memory is as it left it
+
+    // Registers of a thread: at launch, and after they have been moved to the consumers.
+    constexpr int ALL = 65536 / (BM * 2 + 128) / 8 * 8 * (C::CONSUMERS + 1);
+    constexpr int SHARE = (ALL - 24) / C::CONSUMERS / 8 * 8, CONSUMER = SHARE < 240 ? SHARE : 240;
+    constexpr int REST = ALL - CONSUMER * C::CONSUMERS, PRODUCER = REST < 40 ? REST : 40;
+    // Broadcast from lane 0, so that the compiler takes the value as the same in all lanes.
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        registers_decrease<PRODUCER>();
+        launch_dependents();
+        if (threadIdx.x == 0) Producer<C>(arguments.params, maps, shared, tiles).run();
+    } else {
+        registers_increase<CONSUMER>();
+        Consumer8<C>(arguments.params, shared, warpgroup - 1).run();
+    }
+}

@@ -1,0 +1,111 @@
+"""Arrays -> launches of ``kernels/quantize.cu``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array
+from cufa.compiler import jit
+from cufa.launch.counters import is_capturing
+from cufa.launch.launch import Launch, launcher
+from cufa.quantized.scales import shape_of_scales
+from cufa.quantized.transform import columns_of, sign_bits
+from cufa.specs.quantize import (
+    CONVERT,
+    FIRST_CAPABILITY,
+    LARGEST,
+    ROWS,
+    SPEC,
+    WHOLE,
+    instance,
+)
+
+_CHUNK = 8  # columns that a thread reads at once
+_ALL = 31  # log2 of the rows of a block that is all of a head
+
+
+def quantize(
+    x: Array, granularity: str, block: int | None, hadamard: bool, seed: int, transposed: bool
+) -> tuple[Array, Array]:
+    """Return bytes and scales, as `cufa.Quantized` holds them, on the current device and stream.
+
+    Parameters
+    ----------
+    x : cupy.ndarray, (batch, heads, seq, head_dim)
+        Any strides.
+    granularity, block, hadamard, seed, transposed
+        As in `cufa.quantize`, checked.
+
+    Raises
+    ------
+    ValueError
+        The device cannot convert to 8 bits; or it needs memory of its own in a capture.
+    """
+    import cupy
+
+    device_id = cupy.cuda.runtime.getDevice()
+    device = devices.of_id(device_id)
+    if device.compute_capability < FIRST_CAPABILITY:
+        raise ValueError(
+            f"x is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or later "
+            "is needed for 8 bits; cufa.quantize(cupy.asnumpy(x)) runs on the CPU"
+        )
+    batch, heads, seq, head_dim = x.shape
+    columns, blocks = columns_of(head_dim), -(-seq // ROWS)
+    stored = (blocks, columns, ROWS) if transposed else (seq, columns)
+    values = cupy.empty((batch, heads, *stored), np.uint8)
+    scales = cupy.empty(shape_of_scales(granularity, block, x.shape), np.float32)
+    if x.size == 0:
+        scales.fill(1)
+        return values, scales
+    x = _readable(x)
+    largest = None
+    passes = [WHOLE]
+    if block is None or block > ROWS:
+        how = f"granularity={granularity!r}" if block is None else f"block={block}"
+        _refuse_capture(f"{how} needs memory of its own")
+        passes = [LARGEST, CONVERT]
+        largest = cupy.zeros(scales.shape, np.uint32)
+    parameter = np.zeros(1, SPEC.params)
+    p = parameter[0]
+    p["x"] = (x.data.ptr, *(step // x.itemsize for step in x.strides[:3]))
+    p["values"], p["scales"] = values.data.ptr, scales.data.ptr
+    p["largest"] = 0 if largest is None else largest.data.ptr
+    words = sign_bits(seed, columns)
+    p["signs"][: len(words)] = words
+    p["heads"], p["seq"], p["head_dim"], p["blocks"] = heads, seq, x.shape[3], blocks
+    p["block_log2"] = _ALL if block is None else block.bit_length() - 1
+    p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
+    grid = batch * heads * blocks, 1, 1
+    for each in passes:
+        kernel = instance(x.dtype.name, columns, hadamard, transposed, each)
+        function = jit.kernel(kernel, device, device_id)
+        Launch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
+    return values, scales
+
+
+def _readable(x: Array) -> Array:
+    """Return an array whose rows are aligned, contiguous and of whole chunks: as it is or a copy.
+
+    The end of the last chunk of a copy is 0.
+    """
+    steps = [x.data.ptr, *(step for n, step in zip(x.shape, x.strides, strict=True) if n > 1)][:-1]
+    is_whole = x.shape[3] % _CHUNK == 0 and x.strides[3] == x.itemsize
+    if is_whole and not any(step % ALIGNMENT for step in steps):
+        return x
+    _refuse_capture("x would be copied: its rows are not aligned, contiguous and of whole chunks")
+    import cupy
+
+    head_dim = -(-x.shape[3] // _CHUNK) * _CHUNK
+    copy = cupy.zeros((*x.shape[:3], head_dim), x.dtype)
+    copy[..., : x.shape[3]] = x
+    return copy
+
+
+def _refuse_capture(why: str) -> None:
+    if is_capturing():
+        raise ValueError(
+            f"{why}, for which a call that is captured into a CUDA graph has no place: call "
+            "cufa.quantize before the capture, or on an array and with blocks that need none"
+        )

@@ -1,0 +1,137 @@
+"""Problem + Device -> Fp8Plan: how attention of arrays in 8 bits runs. Integers only, no CuPy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cufa.device import Device
+from cufa.features.parts import is_uneven, kind_of, part_named
+from cufa.planner.checks import check_device
+from cufa.planner.scheduler import uneven_sections
+from cufa.problem.problem import Problem
+from cufa.specs import quantize
+from cufa.specs.fp8_wgmma import KVS, SCORES, SPEC, Fp8Tile
+from cufa.specs.instance import Instance
+
+_MAX_GRID = 2**31 - 1
+_MAX_LENGTH = 2**29
+"""Keys, and queries: V has two rows of its tensor map for each key at most."""
+
+
+class Fp8Plan(NamedTuple):
+    """How a call runs.
+
+    Attributes
+    ----------
+    variant : Instance
+    tile : Fp8Tile
+    grid, block : int
+        Blocks, and threads of a block.
+    smem_bytes : int
+        Dynamic shared memory of a block.
+    q_tiles : int
+        Row tiles of one head.
+    section_heads, late_rows : int
+        As in `cufa.planner.plan.Plan`.
+    reason : str
+        Where the variant comes from.
+    """
+
+    variant: Instance
+    tile: Fp8Tile
+    grid: int
+    block: int
+    smem_bytes: int
+    q_tiles: int
+    section_heads: int
+    late_rows: int
+    reason: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"{self.variant} grid={self.grid} block={self.block} smem={self.smem_bytes} "
+            f"section_heads={self.section_heads} late_rows={self.late_rows} ({self.reason})"
+        )
+
+
+def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan:
+    """Return how a problem of arrays in 8 bits runs on a device.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its `dtype` is that of the result.
+    device : Device
+    kernel : object
+        The kernel that the call names, if it names one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The kernel, or one of its name, cannot run this.
+    """
+    problem = problem._replace(precision="fp8")
+    _check(problem, device, kernel)
+    columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
+    score = problem.score
+    instance = SPEC.instance(problem.dtype, columns, columns_v, score, problem.kv)
+    tile = SPEC.tile(columns, columns_v, score)
+    q_tiles = -(-problem.seq_q // tile.bm)
+    tiles = problem.batch * problem.heads_q * q_tiles
+    if tiles > _MAX_GRID:
+        raise ValueError(
+            f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
+            f"{tiles} tiles, more than {_MAX_GRID}"
+        )
+    sections = 1, 0
+    if is_uneven(score):
+        sections = uneven_sections(problem, device, columns + columns_v, (tile.bm, 1, q_tiles), 1)
+    grid = min(tiles, device.sm_count)
+    reason = "the kernel of 8 bits" if kernel is None else "forced kernel"
+    sizes = grid, tile.threads, instance.smem_bytes, q_tiles, *sections
+    return Fp8Plan(instance, tile, *sizes, reason)
+
+
+def kernels(problem: Problem, device: Device) -> tuple[Instance, ...]:
+    """Return the kernels of a call with ``precision="fp8"`` on arrays of the result's dtype."""
+    plan = plan_fp8(problem, device)
+    columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
+    return (
+        plan.variant,
+        quantize.instance(problem.dtype, columns, True, False, quantize.WHOLE),
+        quantize.instance(problem.dtype, columns_v, False, True, quantize.WHOLE),
+    )
+
+
+def _check(problem: Problem, device: Device, kernel: object) -> None:
+    check_device(device)
+    name, others = SPEC.name, "without precision, arrays of 16 bits"
+    if not (kernel is None or isinstance(kernel, str)):
+        raise TypeError(f"kernel must be None or {name!r} in 8 bits, not {type(kernel).__name__}")
+    if kernel not in (None, name):
+        raise ValueError(f"kernel must be None or {name!r} in 8 bits, not {kernel!r}")
+    if not SPEC.runs_on(device):
+        raise ValueError(
+            f"precision: {name}, the kernel of 8 bits, is for {' and '.join(SPEC.archs)}, "
+            f"{device.name} is {device.arch}; {others} run there, and NumPy arrays on the CPU"
+        )
+    if problem.kv not in KVS:
+        raise ValueError(
+            f"precision: {name} is not for sequences that follow each other in an array; "
+            "cufa.attention takes padded ones, with lengths_q and lengths_k"
+        )
+    if problem.dtype not in SPEC.dtypes:
+        raise ValueError(
+            f"out_dtype: {name} writes {' or '.join(SPEC.dtypes)}, not {problem.dtype}"
+        )
+    for part in problem.score:
+        if kind_of(part) not in SCORES:
+            argument = part_named(part).argument
+            raise ValueError(f"{argument}: {name} has no such scores; {others} take it")
+    longest, argument = problem.longest
+    for array, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
+        if length > _MAX_LENGTH:
+            raise ValueError(f"{array} has seq {length}, more than {name}'s {_MAX_LENGTH}")
+        if length > longest:
+            raise ValueError(f"{argument}: {array} has seq {length}, more than {longest}")

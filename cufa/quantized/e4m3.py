@@ -1,0 +1,55 @@
+"""The 8-bit floating point of arrays: a sign, four bits of exponent, three of mantissa."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+
+from cufa.arrays import Array
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+"""On NumPy arrays. CuPy has no such type: there, the bytes are uint8."""
+
+LARGEST = np.float32(448)
+
+NAN = np.uint8(0x7F)
+"""The byte that stands for NaN; there are no infinities."""
+
+
+@functools.lru_cache(maxsize=1)
+def _numbers() -> np.ndarray:
+    """Return what each byte stands for."""
+    return np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float32)
+
+
+def expanded(values: Array, xp: ModuleType) -> Array:
+    """Return the numbers that bytes stand for, float32.
+
+    Parameters
+    ----------
+    values : array
+        `E4M3`, or uint8.
+    xp : module
+        That it belongs to.
+    """
+    return xp.asarray(_numbers())[values.view(np.uint8)]
+
+
+def rounded(y: np.ndarray) -> np.ndarray:
+    """Return the nearest numbers of 8 bits: beyond the largest, that one; NaN for what is infinite.
+
+    Parameters
+    ----------
+    y : ndarray of float32
+
+    Returns
+    -------
+    ndarray of `E4M3`
+        Ties go to the even mantissa.
+    """
+    values = np.clip(y, -LARGEST, LARGEST).astype(E4M3)
+    values.view(np.uint8)[~np.isfinite(y)] = NAN
+    return values

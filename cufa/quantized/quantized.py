@@ -1,0 +1,159 @@
+"""`Quantized`: an array in 8 bits, with its scales and how it came to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from cufa.arrays import Array, Ints, module_of_all
+from cufa.checks import check_flag, check_seed, shown_dtype
+from cufa.dtypes import DTYPES
+from cufa.quantized.axes import check_axes, restored_axes, sizes_of
+from cufa.quantized.e4m3 import E4M3, expanded
+from cufa.quantized.scales import check_granularity, of_rows, shape_of_scales
+from cufa.quantized.transform import columns_of, restored
+from cufa.quantized.transposed import KEYS, rows_of
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quantized:
+    """An array in 8-bit floating point (e4m3), which `cufa.quantize` makes.
+
+    Parameters
+    ----------
+    values : array, shape (b, h, s, columns)
+        `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or 256
+        columns, the least number of these that holds a row of the source. Without a transform those
+        behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
+    scales : array of float32
+        Factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
+        head, (b, h, 1) for each head, or (1, 1, 1).
+    shape : tuple of int
+        That of the source.
+    dtype : dtype
+        That of the source: float16, bfloat16 or float32.
+    granularity : {"block", "head", "tensor"}
+        The rows that share a scale.
+    block : int, optional
+        Rows of a block, a power of two from 16 to 1024; None for other granularities, and 128 where
+        it is not given.
+    hadamard : bool
+        Whether signs and a Hadamard transform were applied to rows.
+    seed : int
+        The seed of the signs.
+    layout : {"bhsd", "bshd", "thd"}
+        Order of the source's axes, as in `cufa.quantize`.
+    mean : array of float32, shape (b, h, columns), optional
+        A row that was taken off each row, transformed as rows are.
+    transposed : bool
+        Whether `values` are transposed in blocks of 128 rows; behind the last row are zeros. 16
+        rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Shapes, dtypes and arguments that do not fit each other.
+
+    See Also
+    --------
+    cufa.quantize : An example.
+    """
+
+    values: Array
+    scales: Array
+    shape: Ints
+    dtype: np.dtype
+    granularity: str = "block"
+    block: int | None = None
+    hadamard: bool = False
+    seed: int = 0
+    layout: str = "bhsd"
+    mean: Array | None = None
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that all fit each other."""
+        xp = self.module
+        known = {row.numpy for row in DTYPES.values()}
+        if not isinstance(self.dtype, np.dtype) or self.dtype not in known:
+            raise TypeError(f"dtype must be that of {', '.join(DTYPES)}, not {self.dtype!r}")
+        check_axes("shape", self.shape, self.layout)
+        block = check_granularity(self.granularity, self.block)
+        check_flag("hadamard", self.hadamard)
+        check_flag("transposed", self.transposed)
+        check_seed(self.seed)
+        object.__setattr__(self, "block", block)
+        batch, heads, seq, head_dim = sizes_of(self.shape, self.layout)
+        columns = columns_of(head_dim)
+        stored: Ints = (batch, heads, seq, columns)
+        scales = shape_of_scales(self.granularity, block, stored)
+        if self.transposed:
+            stored = batch, heads, -(-seq // KEYS), columns, KEYS
+        float32, of_values = np.dtype(np.float32), E4M3 if xp is np else np.dtype(np.uint8)
+        needed = {
+            "values": (self.values, stored, of_values),
+            "scales": (self.scales, scales, float32),
+        }
+        if self.mean is not None:
+            needed["mean"] = self.mean, (batch, heads, columns), float32
+        for name, (array, shape, dtype) in needed.items():
+            if array.shape != shape:
+                raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
+            if array.dtype != dtype:
+                given = shown_dtype(array.dtype)
+                raise TypeError(f"{name} has dtype {given}, but {dtype.name} is needed")
+
+    def __repr__(self) -> str:
+        """Say all but the numbers."""
+        rows = "" if self.block is None else f", block={self.block}"
+        signs = f", seed={self.seed}" if self.hadamard else ""
+        smooth = "" if self.mean is None else ", smooth=True"
+        smooth += ", transposed=True" if self.transposed else ""
+        return (
+            f"Quantized(shape={self.shape}, dtype={self.dtype.name}, layout={self.layout!r}, "
+            f"granularity={self.granularity!r}{rows}, hadamard={self.hadamard}{signs}{smooth}, "
+            f"{self.module.__name__})"
+        )
+
+    @property
+    def module(self) -> ModuleType:
+        """The module that the arrays belong to, numpy or cupy."""
+        arrays = {"values": self.values, "scales": self.scales}
+        return module_of_all(arrays if self.mean is None else {**arrays, "mean": self.mean})
+
+    @property
+    def transform(self) -> str:
+        """The words for what was applied to rows."""
+        return f"hadamard=True, seed={self.seed}" if self.hadamard else "hadamard=False"
+
+    def stored(self) -> Array:
+        """Return the numbers as they are stored, with their scales, but without `mean`.
+
+        Returns
+        -------
+        array of float32, (b, h, s, columns)
+            Rows after the transform, if there is one.
+        """
+        *_, seq, _ = sizes_of(self.shape, self.layout)
+        values = rows_of(self.values, seq) if self.transposed else self.values
+        return expanded(values, self.module) * of_rows(self.scales, self.block, seq)
+
+    def dequantize(self) -> Array:
+        """Return the array that this stands for.
+
+        Returns
+        -------
+        array
+            It has the source's shape and dtype; numbers differ from the source's by what 8 bits
+            lose.
+        """
+        rows = self.stored()
+        if self.mean is not None:
+            rows = rows + self.mean[:, :, None]
+        if self.hadamard:
+            rows = restored(rows, self.seed, self.module)
+        head_dim = self.shape[-1]
+        found = restored_axes(rows[..., :head_dim], len(self.shape), self.layout)
+        return found.astype(self.dtype)

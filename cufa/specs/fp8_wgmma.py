@@ -1,0 +1,168 @@
+"""Attention in 8 bits on Hopper: a producer's warpgroup, and a consumer for each 64 rows."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from cufa.device import Device
+from cufa.specs.instance import Instance
+from cufa.specs.kv import LENGTHS
+from cufa.specs.layout import of_parts, structure
+from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
+
+KEYS = 128
+"""Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
+
+KVS = ("Dense", "Padded")
+"""The ways of ``kernels/kv.cuh`` that its sequences can be of."""
+
+SCORES = (
+    *("FineSoftcap", "Alibi"),
+    *("Causal", "TopLeft", "WindowLeft", "WindowRight", "AttentionChunk"),
+    *("Sinks", "Dropout"),
+)
+"""The parts of a score that it takes."""
+
+_SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
+_WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a sequence's lengths
+
+# Columns of V of which P V is computed at once: these sums and O, in float32, share the registers
+# with S and P.
+_PIECES = MappingProxyType({64: 32, 96: 96, 128: 128, 192: 96, 256: 64})
+# And with what scores are computed from.
+_PIECES_OF_COMPUTED = MappingProxyType({**_PIECES, 128: 64})
+_COMPUTED = frozenset(("FineSoftcap", "Alibi"))
+
+
+class Fp8Tile(NamedTuple):
+    """The template arguments that are free for given head dims, in order.
+
+    Attributes
+    ----------
+    bm, bn, stages : int
+        Rows and keys of a tile, and slots of K and V.
+    piece, in_flight : int
+        Columns of a piece of P V, and how many pieces are computed at once.
+    ping_pong : bool
+        Whether consumers take turns.
+    o_first : bool
+        Whether P V is waited for in front of the exponentials.
+    polynomials : int
+        Of eight exponentials, those on the multiply-add units.
+    """
+
+    bm: int
+    bn: int
+    stages: int
+    piece: int
+    in_flight: int = 1
+    ping_pong: bool = True
+    o_first: bool = False
+    polynomials: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 2 * self.bm + 128
+
+
+# By the wider of the head dims, bm, bn and stages
+_TILES = MappingProxyType(
+    {
+        64: (192, 128, 4),
+        96: (128, 128, 4),
+        128: (128, 128, 4),
+        192: (128, 64, 4),
+        256: (128, 64, 4),
+    }
+)
+
+
+class Fp8Spec(NamedTuple):
+    """The facts about the kernel that other rooms use.
+
+    Attributes
+    ----------
+    name : str
+        Name of the ``__global__`` function, of its file, and of its spec's file.
+    dtypes : tuple of str
+        Those that the result can have.
+    head_dims : tuple of int
+        Those that it is compiled for.
+    archs : tuple of str
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    archs: tuple[str, ...]
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether a device can run it."""
+        return device.arch in self.archs
+
+    def tile(self, head_dim: int, head_dim_v: int, score: tuple[str, ...] = ()) -> Fp8Tile:
+        """Return the tile of compiled head dims and the parts of a score."""
+        pieces = _PIECES if _COMPUTED.isdisjoint(score) else _PIECES_OF_COMPUTED
+        return Fp8Tile(*_TILES[max(head_dim, head_dim_v)], pieces[head_dim_v])
+
+    def compiled(self, head_dim: int) -> int:
+        """Return the least of `head_dims` that holds rows of a head dim."""
+        return next(n for n in self.head_dims if n >= head_dim)
+
+    def instance(
+        self,
+        dtype: str,
+        head_dim: int,
+        head_dim_v: int,
+        score: tuple[str, ...] = (),
+        kv: str = "Dense",
+    ) -> Instance:
+        """Return the instantiation that the compiler takes.
+
+        Parameters
+        ----------
+        dtype : str
+            That of the result.
+        head_dim, head_dim_v : int
+            Two of `head_dims`.
+        score : tuple of str
+            The parts of the score.
+        kv : str
+            One of `KVS`.
+        """
+        tile = self.tile(head_dim, head_dim_v, score)
+        numbers = head_dim, head_dim_v, *tile
+        smem_bytes = _smem_bytes(tile, head_dim, head_dim_v, kv)
+        way = f"Quantized<{kv}>"
+        return Instance(self.name, (dtype,), numbers, score, way, smem_bytes, is_dependent=False)
+
+
+def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int, kv: str) -> int:
+    """Return the shared memory of a block, as ``kernels/fa3_smem.cuh`` lays it out."""
+    ring = tile.stages * tile.bn * (head_dim + head_dim_v)
+    slot = tile.bm * max(head_dim, head_dim_v)
+    slots = max(2, min(3, (227 * 1024 - 1024 - ring) // slot))
+    work = _WORK_BYTES + _LENGTHS_BYTES * (kv in LENGTHS)
+    return slots * slot + ring + 16 * slots + 32 * tile.stages + 2 * slots * work
+
+
+def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:
+    """Return the layout of what a launch passes by value."""
+    way = [
+        *((number.name, number.dtype) for number in LENGTHS.get(kv, ())),
+        *((f"scales_{name}", _SCALES) for name in "qkv"),
+    ]
+    fields = [
+        ("maps", MAPS),
+        ("params", PARAMS),
+        *of_parts(score),
+        ("kv", np.dtype(way, align=True)),
+    ]
+    return structure(fields, MAPS_ALIGNMENT)
+
+
+SPEC = Fp8Spec("fp8_wgmma", ("float16", "bfloat16"), tuple(_TILES), ("sm_90a",))

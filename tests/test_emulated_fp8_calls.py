@@ -1,0 +1,369 @@
+"""Attention in 8 bits from `cufa.attention` on, by the kernels' source on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import Emulator, emulate, needs_compiler
+from exhaustive import exhaustive
+from played_gpu import Gpu, Stream, on_gpu
+from reference import DTYPES, oracle, random_inputs
+
+import cufa
+from cufa import device
+from cufa.launch import fp8
+from cufa.planner.fp8 import Fp8Plan
+
+#: Of results, relative to their root mean square: P has four bits of 8.
+RMSE = 0.03
+#: Scores up to 10 or so are sums of 14 bits, in several steps.
+LSE_ERROR = 1e-2
+
+#: Types are the concern of tests/test_types.py.
+attention: Any = cufa.attention
+explain: Any = cufa.explain
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"causal": True},
+    "top-left": {"causal": "top-left"},
+    "window": {"window": (70, 9)},
+    "chunk": {"attention_chunk": 100, "causal": True},
+    "softcap": {"softcap": 20.0, "causal": True},
+    "alibi": {"alibi_slopes": np.array([0.5, 0.1, 0.02, 0.3], np.float32)},
+    "sinks": {"sinks": np.linspace(-1, 2, 4, dtype=np.float32)},
+    "dropout": {"dropout_p": 0.25, "seed": 3},
+    "lengths": {"lengths_k": np.array([0, 201]), "lengths_q": np.array([60, 177])},
+    "lengths, all": {
+        "lengths_k": np.array([150, 1]),
+        "causal": True,
+        "softcap": 3.0,
+        "window": (90, None),
+        "sinks": np.linspace(-1, 2, 4, dtype=np.float32),
+    },
+    "scale": {"scale": -0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Emulator:
+    return Emulator()
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Play a GPU of two multiprocessors."""
+    few = device.named("h200")._replace(sm_count=2)
+    monkeypatch.setattr(device, "of_id", lambda _: few)
+    monkeypatch.setattr(fp8, "_prepared", {})
+    return gpu
+
+
+@pytest.fixture
+def emulated(
+    hopper: Gpu, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> Emulator:
+    """Let it run the kernels' source; warps take turns at random, or in order."""
+    emulate(monkeypatch, emulator)
+    seed = zlib.crc32(request.node.name.encode()) % 8
+    emulator.last_first, emulator.seed = seed % 2 == 1, seed
+    return emulator
+
+
+def runs(test: Any) -> Any:
+    return needs_compiler(pytest.mark.usefixtures("emulated")(test))
+
+
+def there(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with their arrays on the GPU, but for lengths, which are on the host."""
+    is_there = ("alibi_slopes", "sinks")
+    return {name: on_gpu(x) if name in is_there else x for name, x in options.items()}
+
+
+def drawn(rng: np.random.Generator, dtype: str, sizes: Any, d: int, dv: int) -> Arrays:
+    """Draw q, k and v whose rows differ in size."""
+    b, hq, hk, sq, sk = sizes
+    q, k, v = random_inputs(rng, "float32", b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=d, dv=dv)
+    v *= np.exp(np.sin(np.arange(sk) / 90))[:, None]
+    q, k, v = (x.astype(DTYPES[dtype]) for x in (q, k, v))
+    return q, k, v
+
+
+def assert_agrees(found: np.ndarray, expected: np.ndarray, error: float = RMSE) -> None:
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    assert np.isfinite(found).all()
+    size = np.sqrt((expected**2).mean())
+    assert np.sqrt(((found - expected) ** 2).mean()) <= error * size
+
+
+def assert_same(lse: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(np.isneginf(lse), np.isneginf(expected))
+    seen = ~np.isneginf(expected)
+    np.testing.assert_allclose(lse[seen], expected[seen], rtol=0, atol=LSE_ERROR)
+
+
+@runs
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("return_lse", [False, True])
+@exhaustive("fp8", but=lambda feature, return_lse: return_lse or feature == "softcap")
+def test_features(rng: np.random.Generator, feature: str, return_lse: bool) -> None:
+    """The result is that of NumPy arrays: the same bytes, and weights of as many bits."""
+    q, k, v = drawn(rng, "bfloat16", (2, 4, 2, 177, 301), 64, 64)
+    options = FEATURES[feature]
+    if "lengths_k" in options:  # what is behind them may be anything
+        for i, (keys, queries) in enumerate(
+            zip(options["lengths_k"], options.get("lengths_q", (177, 177)), strict=True)
+        ):
+            k[i, :, keys:], v[i, :, keys:], q[i, :, queries:] = np.nan, np.nan, np.nan
+    found = attention(
+        *map(on_gpu, (q, k, v)), precision="fp8", return_lse=return_lse, **there(options)
+    )
+    expected = attention(q, k, v, precision="fp8", return_lse=True, **options)
+    out = found[0] if return_lse else found
+    assert_agrees(out.get(), expected[0])
+    if return_lse:
+        assert_same(found[1].get(), expected[1])
+
+
+@runs
+@pytest.mark.parametrize("d", [64, 96, 100, 128, 192, 256])
+@exhaustive("fp8", but=lambda d: d in (100, 192))
+def test_precision_is_close_to_16_bits(rng: np.random.Generator, d: int) -> None:
+    """Rows of V that are no whole chunks are written to other memory first."""
+    dv = 99 if d == 100 else 128 if d == 192 else d
+    q, k, v = drawn(rng, "float16", (1, 2, 1, 70, 300), d, dv)
+    out, lse = attention(*map(on_gpu, (q, k, v)), precision="fp8", return_lse=True)
+    expected, expected_lse = oracle(q, k, v)
+    assert_agrees(out.get(), expected, 0.08)
+    np.testing.assert_allclose(lse.get(), expected_lse, rtol=0, atol=0.1)
+    in_8_bits = attention(q, k, v, precision="fp8")
+    assert_agrees(out.get(), in_8_bits)
+
+
+@runs
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"granularity": "head"},
+        {"granularity": "tensor", "hadamard": True},
+        {"block": 512},
+        {"block": 128, "hadamard": True, "seed": 5},
+    ],
+    ids=str,
+)
+@exhaustive("fp8", but=lambda how: "hadamard" in how)
+def test_quantized(rng: np.random.Generator, how: dict[str, Any]) -> None:
+    arrays = drawn(rng, "float32", (2, 2, 1, 70, 300), 64, 64)
+    eights = [cufa.quantize(on_gpu(x), **how) for x in arrays[:2]]
+    how_v = {name: x for name, x in how.items() if name not in ("hadamard", "seed")}
+    same = [cufa.quantize(x, **how) for x in arrays[:2]] + [cufa.quantize(arrays[2], **how_v)]
+    found = []
+    for transposed in (False, True):
+        v8 = cufa.quantize(on_gpu(arrays[2]), transposed=transposed, **how_v)
+        out = attention(*eights, v8, causal=True, out_dtype=np.float16)
+        assert out.dtype == np.float16
+        found.append(out.get())
+    np.testing.assert_array_equal(*found)
+    assert_agrees(found[0], attention(*same, causal=True, out_dtype=np.float32))
+
+
+@runs
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("ndim", [2, 3, 4])
+@exhaustive("fp8", but=lambda layout, ndim: (layout, ndim) in (("bshd", 4), ("bhsd", 2)))
+def test_layouts_strides_and_out(rng: np.random.Generator, layout: Any, ndim: int) -> None:
+    shape = (2, 100, 4, 64) if layout == "bshd" else (2, 4, 100, 64)
+    wide = rng.standard_normal((3, *shape[-ndim:-1], 80), np.float32).astype(np.float16)
+    q, k, v = (x[..., 8:72] for x in wide)
+    given = [on_gpu(x)[..., 8:72] for x in wide]
+    assert not given[0].flags.c_contiguous
+    expected = attention(q, k, v, precision="fp8", layout=layout)
+    out = on_gpu(np.full(wide.shape[1:], np.nan, np.float16))
+    for first in (8, 5):  # rows that are aligned, and that are not
+        into = out[..., first : first + 64]
+        result = attention(*given, precision="fp8", layout=layout, out=into)
+        assert result is into
+        assert_agrees(into.get(), expected)
+        out.host[..., first : first + 64] = np.nan
+        assert np.isnan(out.host).all()
+    assert_agrees(attention(*given, precision="fp8", layout=layout).get(), expected)
+
+
+@runs
+def test_no_keys_and_nothing(rng: np.random.Generator) -> None:
+    q, k, v = (on_gpu(x) for x in drawn(rng, "float16", (2, 2, 1, 5, 0), 64, 64))
+    sinks = np.array([0.5, -1], np.float32)
+    out, lse = attention(
+        q, k, v, precision="fp8", return_lse=True, sinks=on_gpu(sinks), causal=True
+    )
+    assert np.all(out.host == 0)
+    np.testing.assert_allclose(lse.host, np.broadcast_to(sinks[:, None], (2, 2, 5)), rtol=1e-5)
+    for nothing in ((q[:0], k[:0], v[:0]), (q[:, :, :0], k, v)):
+        out, lse = attention(*nothing, precision="fp8", return_lse=True)
+        assert 0 in out.shape
+        assert lse.shape == out.shape[:-1]
+
+
+@runs
+def test_the_same_bits_in_any_batch_and_again(rng: np.random.Generator) -> None:
+    q, k, v = (on_gpu(x) for x in drawn(rng, "bfloat16", (3, 2, 2, 130, 200), 128, 128))
+    options: dict[str, Any] = {"precision": "fp8", "causal": True, "batch_invariant": True}
+    out = attention(q, k, v, **options).get()
+    np.testing.assert_array_equal(attention(q, k, v, **options).get(), out)
+    alone = attention(q[1:2], k[1:2], v[1:2], **options).get()
+    np.testing.assert_array_equal(alone, out[1:2])
+
+
+def test_explain_says_the_kernel(rng: np.random.Generator, hopper: Gpu) -> None:
+    x = on_gpu(np.ones((1, 2, 300, 100), np.float16))
+    for options in ({}, {"kernel": "fp8_wgmma"}):
+        plan = explain(x, x, x, causal=True, precision="fp8", **options)
+        assert isinstance(plan, Fp8Plan)
+        assert str(plan).startswith("fp8_wgmma<float16, 128, 128, 128, 128,")
+        assert plan.grid == 2
+        attention(x, x, x, causal=True, precision="fp8", **options)
+        assert hopper.launches[-1] == plan.variant
+        assert [each.kernel for each in hopper.launches[-4:]] == ["quantize"] * 3 + ["fp8_wgmma"]
+    x8 = cufa.quantize(x)
+    assert explain(x8, x8, x8, causal=True, out_dtype=np.float16) == plan._replace(
+        reason="the kernel of 8 bits"
+    )
+
+
+def ones(*shape: int, dtype: Any = np.float16) -> Any:
+    return on_gpu(np.ones(shape, dtype))
+
+
+X = (1, 2, 200, 64)
+#: What the kernel cannot do: what is said, and the call.
+REFUSED: dict[str, dict[str, Any]] = {
+    r"bias: fp8_wgmma has no such scores; without precision": {
+        "bias": lambda: ones(200, 200),
+    },
+    r"mask: fp8_wgmma has no such scores": {"mask": lambda: ones(200, 200, dtype=bool)},
+    r"score_mod: fp8_wgmma has no such scores": {
+        "score_mod": lambda: lambda score, b, h, q_idx, kv_idx: score + 1
+    },
+    r"mask_mod: fp8_wgmma has no such scores": {
+        "mask_mod": lambda: lambda b, h, q_idx, kv_idx: q_idx > kv_idx
+    },
+    r"out_dtype: fp8_wgmma writes float16 or bfloat16, not float32": {
+        "out_dtype": lambda: np.float32
+    },
+    r"kernel must be None or 'fp8_wgmma' in 8 bits, not 'fa3_wgmma'": {
+        "kernel": lambda: "fa3_wgmma"
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_the_kernel_cannot_do_is_refused(message: str, hopper: Gpu) -> None:
+    q, options = ones(*X), {name: make() for name, make in REFUSED[message].items()}
+    for call in (cufa.attention, cufa.explain):
+        with pytest.raises(ValueError, match=message):
+            call(q, q, q, precision="fp8", **options)
+    assert not hopper.launches
+
+
+def test_kernels_of_another_type_are_refused() -> None:
+    q = ones(*X)
+    variant = explain(q, q, q).variant
+    with pytest.raises(TypeError, match="kernel must be None or 'fp8_wgmma' in 8 bits, not Var"):
+        attention(q, q, q, precision="fp8", kernel=variant)
+    with pytest.raises(ValueError, match=r"not 'fp8_wgmma', which is for precision='fp8'"):
+        attention(q, q, q, kernel="fp8_wgmma")
+
+
+def test_float32_arrays_need_an_out_dtype() -> None:
+    q = ones(*X, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"out_dtype: fp8_wgmma writes float16 or bfloat16"):
+        attention(q, q, q, precision="fp8")
+    assert attention(q, q, q, precision="fp8", out_dtype="float16").dtype == np.float16
+
+
+@pytest.mark.parametrize("name", ["a100", "rtx4090", "b200"])
+def test_other_gpus_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = ones(*X)
+    x8 = cufa.quantize(q)
+    gpu = device.named(name)
+    monkeypatch.setattr(device, "of_id", lambda _: gpu)
+    message = rf"precision: fp8_wgmma, the kernel of 8 bits, is for sm_90a, .* is {gpu.arch}; with"
+    for call in (cufa.attention, cufa.explain):
+        with pytest.raises(ValueError, match=message):
+            call(q, q, q, precision="fp8")
+        with pytest.raises(ValueError, match=message):
+            call(x8, x8, x8, out_dtype=np.float16)
+
+
+def test_sequences_in_one_array_are_refused() -> None:
+    x, offsets = ones(10, 2, 64), np.array([0, 4, 10], np.int32)
+    x8 = cufa.quantize(x, layout="thd")
+    for call in (cufa.attention_varlen, cufa.explain_varlen):
+        with pytest.raises(ValueError, match="precision: fp8_wgmma is not for sequences that foll"):
+            call(x, x, x, offsets, offsets, precision="fp8")
+        with pytest.raises(ValueError, match="precision: fp8_wgmma is not for sequences that foll"):
+            call(x8, x8, x8, offsets, offsets, out_dtype=np.float16)
+
+
+def test_quantized_that_the_kernel_cannot_take_are_refused(hopper: Gpu) -> None:
+    x = ones(*X)
+    x8 = cufa.quantize(x)
+    for name, which in (("k", 1), ("v", 2)):
+        given = [x8, x8, x8]
+        given[which] = cufa.quantize(x, block=64)
+        message = rf"{name} was quantized with block=64: fp8_wgmma takes blocks of 128 rows or more"
+        with pytest.raises(ValueError, match=message):
+            attention(*given, out_dtype=np.float16)
+    attention(cufa.quantize(x, block=16), x8, x8, out_dtype=np.float16)
+    mean = on_gpu(np.zeros((1, 2, 64), np.float32))
+    smooth = dataclasses.replace(x8, mean=mean)
+    with pytest.raises(
+        ValueError, match="k was quantized with smooth=True: fp8_wgmma adds no mean"
+    ):
+        attention(x8, smooth, x8, out_dtype=np.float16)
+    with pytest.raises(TypeError, match="k is a numpy array, but q is a cupy array"):
+        attention(x8, cufa.quantize(x.get()), x8, out_dtype=np.float16)
+    with pytest.raises(TypeError, match="k is of type Array, but q is Quantized"):
+        attention(x8, x, x8, out_dtype=np.float16)
+    with pytest.raises(ValueError, match="k was quantized with hadamard=True, seed=0, but q with"):
+        attention(x8, cufa.quantize(x, hadamard=True), x8, out_dtype=np.float16)
+    with pytest.raises(ValueError, match="out_dtype is needed with arrays of 8 bits"):
+        attention(x8, x8, x8)
+    hopper.current = 1
+    with pytest.raises(ValueError, match=r"q .* is on device 0, but the current device is 1"):
+        attention(x8, x8, x8, out_dtype=np.float16)
+
+
+def test_out_is_apart_from_8_bits() -> None:
+    x8 = cufa.quantize(ones(1, 2, 100, 128))
+    same = x8.values.view_of(x8.values.host.view(np.float16).reshape(1, 2, 50, 128))
+    short = cufa.quantize(ones(1, 2, 50, 128))
+    with pytest.raises(ValueError, match=r"out .* shares memory with k"):
+        attention(short, x8, x8, out_dtype=np.float16, out=same)
+
+
+def test_captures_take_no_memory_of_their_own(hopper: Gpu) -> None:
+    x = ones(*X)
+    x8, v8 = cufa.quantize(x), cufa.quantize(x, transposed=True)
+    hopper.stream = Stream(capturing=True)
+    for name, arrays, options in (
+        ("precision: q, k and v would be quantised", (x, x, x), {"precision": "fp8"}),
+        ("v: it would be transposed", (x8, x8, x8), {"out_dtype": np.float16}),
+        ("scale: it is -1.0", (x8, x8, v8), {"out_dtype": np.float16, "scale": -1.0}),
+    ):
+        with pytest.raises(ValueError, match=name):
+            attention(*arrays, **options)
+    with pytest.raises(ValueError, match="x would be copied"):
+        cufa.quantize(ones(200, 65))
+    with pytest.raises(ValueError, match="block=256 needs memory of its own"):
+        cufa.quantize(x, block=256)
+    with pytest.raises(ValueError, match="granularity='head' needs memory of its own"):
+        cufa.quantize(x, granularity="head")
+    attention(x8, cufa.quantize(x), v8, out_dtype=np.float16)
+    assert [each.kernel for each in hopper.launches[-2:]] == ["quantize", "fp8_wgmma"]

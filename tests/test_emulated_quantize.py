@@ -1,0 +1,103 @@
+"""quantize.cu: its source on the host writes the bits of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+from exhaustive import exhaustive
+from played_gpu import on_gpu
+from reference import DTYPES
+from test_emulated import emulated, emulator  # noqa: F401
+
+import cufa
+from cufa import device
+from cufa.quantized.transform import COLUMNS
+
+runs = pytest.mark.usefixtures("emulated")
+
+
+def assert_agrees(x: np.ndarray, there: Any = None, **options: Any) -> None:
+    found = cufa.quantize(on_gpu(x) if there is None else there, **options)
+    expected = cufa.quantize(x, **options)
+    np.testing.assert_array_equal(found.scales.get(), expected.scales)
+    np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
+    assert (found.shape, found.dtype, found.block) == (x.shape, x.dtype, expected.block)
+
+
+def drawn(rng: np.random.Generator, *shape: int, dtype: str = "float16") -> np.ndarray:
+    x = rng.standard_normal(shape, np.float32) * np.float32(2) ** rng.integers(-8, 8, shape)
+    return x.astype(DTYPES[dtype])
+
+
+@needs_compiler
+@runs
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_of_each(rng: np.random.Generator, hadamard: bool, transposed: bool) -> None:
+    x = drawn(rng, 2, 2, 150, 64)
+    x[0, 0, 3, 4], x[0, 1, 140, 5], x[1, 1, 2, 3] = np.nan, np.inf, -np.inf
+    x[1, 0, :128] = 0
+    for granularity in ("block", "tensor"):
+        options: dict[str, Any] = {"granularity": granularity, "seed": 3}
+        assert_agrees(x, hadamard=hadamard, transposed=transposed, **options)
+
+
+@needs_compiler
+@runs
+@exhaustive("quantize")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [*COLUMNS, 8, 100, 131])
+def test_dtypes_and_head_dims(rng: np.random.Generator, d: int, dtype: str) -> None:
+    x = drawn(rng, 3, 140, d, dtype=dtype)
+    assert_agrees(x, hadamard=True)
+    assert_agrees(x, transposed=True)
+
+
+@needs_compiler
+@runs
+@exhaustive("quantize")
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"block": block} for block in (16, 32, 64, 256, 1024)),
+        {"granularity": "head"},
+        {"granularity": "tensor"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_granularities(rng: np.random.Generator, options: dict[str, Any]) -> None:
+    for seq in (1, 128, 300):
+        assert_agrees(drawn(rng, 2, 3, seq, 64), hadamard=True, **options)
+
+
+@needs_compiler
+@runs
+def test_strides_and_layouts(rng: np.random.Generator) -> None:
+    wide = drawn(rng, 2, 70, 3, 80)
+    for at in (np.s_[..., :64], np.s_[:, ::-1, :, :64], np.s_[..., 1:65], np.s_[..., ::2]):
+        assert_agrees(wide[at], on_gpu(wide)[at], layout="bshd")
+    assert_agrees(wide[0, :, :, :64], on_gpu(wide)[0, :, :, :64], layout="thd")
+
+
+@needs_compiler
+@runs
+def test_empty_arrays() -> None:
+    for shape in ((0, 2, 5, 64), (2, 0, 5, 64), (2, 2, 0, 64)):
+        assert_agrees(np.ones(shape, np.float32), granularity="tensor")
+
+
+@runs
+def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "of_id", lambda _: device.named("a100"))
+    with pytest.raises(ValueError, match=r"x is on a GPU of compute capability 8.0: 8.9 or later"):
+        cufa.quantize(on_gpu(np.ones((4, 64), np.float16)))
+
+
+@runs
+def test_what_the_gpu_does_not_take() -> None:
+    x = on_gpu(np.ones((4, 64), np.float16))
+    with pytest.raises(ValueError, match="smooth must be False for CuPy arrays"):
+        cufa.quantize(x, smooth=True)
