@@ -62,8 +62,8 @@ class ArrayInfo(NamedTuple):
 class Operands(NamedTuple):
     """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
 
-    `beside` holds those that parts of the score read, by argument, with all of the part's axes; of
-    NumPy arrays only. `seed` is that of a dropout.
+    `beside` holds arrays that parts of the score read, by argument, with all of the part's axes, on
+    the CPU only. `seed` is that of a dropout.
     """
 
     q: Array

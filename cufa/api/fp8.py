@@ -1,4 +1,4 @@
-"""Attention of arrays in 8 bits: what their calls do before they are like those of others."""
+"""Attention of arrays in 8 bits: what their calls do before they run like others."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PRECISIONS = ("fp8",)
 
 
 def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[str, Any]]:
-    """Return what is in 8 bits of a call, if it asks for that, and the arguments to be checked.
+    """Return the arrays of a call in 8 bits, if it asks for these, and the arguments to be checked.
 
     Parameters
     ----------
     arguments : dict
-        Those of the call, by name.
+        The arguments of the call, by name.
     layout : str
         Order of the axes, as in `quantize`.
     """
@@ -52,7 +52,7 @@ class Fp8:
     ----------
     given : dict
     is_quantized : bool
-        Whether they are of `Quantized`.
+        Whether the arrays are of `Quantized`.
     like : dict
         Arrays with the shapes of q, k and v and the dtype of the result, which take no memory.
 

@@ -31,7 +31,7 @@ def planned(fp8: Fp8, problem: Problem, kernel: object) -> Fp8Plan:
     ----------
     fp8 : Fp8
     problem : Problem
-        That of arrays `like` these.
+        The problem of arrays `like` these.
     kernel : object
         The caller's.
 
@@ -79,11 +79,11 @@ def attention(
     ----------
     fp8 : Fp8
     problem : Problem
-        That of arrays `like` these.
+        The problem of arrays `like` these.
     out, return_lse, layout, kernel
         The caller's.
     extras : Extras
-        Those of the call, on the device.
+        The extras of the call, on the device.
 
     Returns
     -------

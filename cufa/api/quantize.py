@@ -48,9 +48,9 @@ def quantize(
     seed : int
         The seed of the signs, 0 to 2^64 - 1.
     smooth : bool
-        Whether to take off each column of a head its mean, for keys that have columns with a
-        large one. `attention` adds it again to the scores in float32, so that results and the
-        log-sum-exp are those of the keys with it.
+        Whether to subtract the mean of each column of a head, for keys that have columns with a
+        large mean. `attention` adds the mean's part to the scores in float32, so that results and
+        the log-sum-exp are those of the keys with their mean.
     transposed : bool
         Whether to store bytes as 8-bit matrix units take values: `Quantized` has the order. Queries
         and keys are not transposed; on the CPU, values may be.

@@ -14,8 +14,8 @@ struct Scales {
     }
 };
 
-// (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. Those of V are
-// stored as VTile8 says.
+// (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. V is stored as
+// VTile8 says.
 template <class WAY>
 struct Quantized : WAY {
     Scales scales_q, scales_k, scales_v;
@@ -72,11 +72,11 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     using OUT = OUT_;
     using VTile = VTile8<HEAD_DIM_V_, BN_>;
     static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
-    // O += P V is computed in pieces of so many columns, so many of them at once.
+    // O += P V is computed in pieces of PIECE columns, IN_FLIGHT pieces at once.
     static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
     // Whether P V is waited for in front of the exponentials.
     static constexpr bool O_FIRST = O_FIRST_;
-    // Of eight exponentials, how many pairs of columns are computed on the multiply-add units.
+    // Pairs of columns, of eight exponentials, that are computed on the multiply-add units.
     static constexpr int POLYNOMIALS = POLYNOMIALS_;
     static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= PIECES, "whole pieces");
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");

@@ -163,7 +163,7 @@ struct Consumer8 {
             if (i + IN_FLIGHT < C::PIECES) wgmma_fence(), queue_o(present, i + IN_FLIGHT);
         }
     }
-    // Waits for the piece that so many later ones follow.
+    // Waits for the piece that `pieces` later ones follow.
     static __device__ void wait_for(int pieces) {
         if (pieces >= IN_FLIGHT - 1)
             wgmma_wait<IN_FLIGHT - 1>();
@@ -241,7 +241,7 @@ struct Consumer8 {
         softmax.l[0][0] += before[0] * kept[0], softmax.l[0][1] += before[1] * kept[1];
         return moved;
     }
-    // What the score makes of S, and the factors that bring it to log2 units.
+    // Applies the score to S, and finds the factors that bring it to log2 units.
     __device__ void apply_score(float (&factor)[2]) {
         factor[0] = scale_q[0] * scale_k, factor[1] = scale_q[1] * scale_k;
         if constexpr (!SCORE::LINEAR) {

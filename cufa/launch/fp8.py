@@ -60,7 +60,7 @@ class Operand(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Those of a call."""
+    """Q, K and V of a call."""
 
     q: Operand
     k: Operand
@@ -88,7 +88,7 @@ def attention(
     problem : Problem
         With at least one query and key, and a scale that is not negative.
     operands : Operands
-        Of compiled head dims: columns behind those of the problem are 0.
+        With compiled head dims: columns behind those of the problem are 0.
     out : array, (batch, heads_q, seq_q, head_dim_v)
         With contiguous rows of a multiple of 16 bytes, and with such strides.
     lse : array of float32, (batch, heads_q, seq_q), optional
@@ -129,7 +129,7 @@ def _made(
     ndim: int,
     device_id: int,
 ) -> Launch:
-    """Return the launch of such calls."""
+    """Return the launch of calls like this one."""
     device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
     columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
     dtype = parameter(problem.score, kv)

@@ -93,7 +93,7 @@ def uneven_sections(
     problem : Problem
     device : Device
     row_bytes : int
-        Of a row of K and one of V together.
+        Bytes of a row of K and one of V together.
     rows : tuple of int
         Rows of a tile, heads that share it, and tiles of a head or of such heads.
     blocks_per_sm : int

@@ -33,13 +33,13 @@ def expanded(values: Array, xp: ModuleType) -> Array:
     values : array
         `E4M3`, or uint8.
     xp : module
-        That it belongs to.
+        The module that `values` belongs to.
     """
     return xp.asarray(_numbers())[values.view(np.uint8)]
 
 
 def rounded(y: np.ndarray) -> np.ndarray:
-    """Return the nearest numbers of 8 bits: beyond the largest, that one; NaN for what is infinite.
+    """Return the nearest numbers of 8 bits: beyond the largest, the largest; NaN for infinities.
 
     Parameters
     ----------

@@ -25,15 +25,15 @@ class Quantized:
     ----------
     values : array, shape (b, h, s, columns)
         `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or 256
-        columns, the least number of these that holds a row of the source. Without a transform those
-        behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
+        columns, the least number of these that holds a row of the source. Without a transform,
+        columns behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
     scales : array of float32
         Factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
         head, (b, h, 1) for each head, or (1, 1, 1).
     shape : tuple of int
-        That of the source.
+        Shape of the source.
     dtype : dtype
-        That of the source: float16, bfloat16 or float32.
+        Dtype of the source: float16, bfloat16 or float32.
     granularity : {"block", "head", "tensor"}
         The rows that share a scale.
     block : int, optional
@@ -146,8 +146,8 @@ class Quantized:
         Returns
         -------
         array
-            It has the source's shape and dtype; numbers differ from the source's by what 8 bits
-            lose.
+            It has the source's shape and dtype; numbers differ by the rounding to 8
+            bits.
         """
         rows = self.stored()
         if self.mean is not None:

@@ -57,7 +57,7 @@ def transformed(x: Array, seed: int, xp: ModuleType) -> Array:
     seed : int
         The seed of the signs.
     xp : module
-        That `x` belongs to.
+        The module that `x` belongs to.
     """
     return _hadamard(x * xp.asarray(signs(seed, x.shape[-1])), xp)
 

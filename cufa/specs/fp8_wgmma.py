@@ -51,7 +51,7 @@ class Fp8Tile(NamedTuple):
     o_first : bool
         Whether P V is waited for in front of the exponentials.
     polynomials : int
-        Of eight exponentials, those on the multiply-add units.
+        Exponentials of eight that are computed on the multiply-add units.
     """
 
     bm: int
@@ -89,9 +89,9 @@ class Fp8Spec(NamedTuple):
     name : str
         Name of the ``__global__`` function, of its file, and of its spec's file.
     dtypes : tuple of str
-        Those that the result can have.
+        Dtypes that the result can have.
     head_dims : tuple of int
-        Those that it is compiled for.
+        Head dims that it is compiled for.
     archs : tuple of str
     """
 
@@ -126,7 +126,7 @@ class Fp8Spec(NamedTuple):
         Parameters
         ----------
         dtype : str
-            That of the result.
+            Dtype of the result.
         head_dim, head_dim_v : int
             Two of `head_dims`.
         score : tuple of str

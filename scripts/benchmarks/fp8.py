@@ -65,7 +65,7 @@ class EightBits(Contestants):
     Attributes
     ----------
     rmse : dict
-        Of each contestant, the root mean square of its errors in the latest cell.
+        The root mean square of each contestant's errors in the latest cell.
     """
 
     def __init__(self, peers: Iterable[str]) -> None:
