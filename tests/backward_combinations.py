@@ -125,7 +125,7 @@ def checked(number: int, longest: int, xp: Any) -> None:
     Parameters
     ----------
     number, longest : int
-        As of `Drawn`.
+        As in `Drawn`.
     xp : module
     """
     drawn = Drawn(number, longest)

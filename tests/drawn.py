@@ -34,7 +34,7 @@ OWN = {
     ),
     "mask_mod": ("documents", "sliding window", "prefix"),
 }
-#: That a GPU may be asked for.
+#: Kernels that a GPU may be asked for.
 KERNELS = {
     "float16": ("fa2_mma", "fa3_wgmma"),
     "bfloat16": ("fa2_mma", "fa3_wgmma"),
@@ -66,7 +66,7 @@ class Drawn:
     options : dict
         Arguments that are no arrays, and the same wherever the call runs.
     arrays : dict
-        Those next to q, k and v.
+        Arrays next to q, k and v.
     own : dict
         The caller's own functions, by argument: what makes options that have them of `own_arrays`.
     block : tuple of int or None
@@ -124,7 +124,7 @@ class Drawn:
 
     @property
     def sizes(self) -> Sizes:
-        """Those of arrays of pairs, and of heads."""
+        """The sizes of arrays of pairs, and of heads."""
         return self.batch, self.heads_q, self.heads_kv, self.seq_q, self.seq_kv
 
     def _maybe(self, p: float) -> bool:

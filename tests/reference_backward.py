@@ -153,7 +153,7 @@ class ExpectedGradients:
     dout, q, k, v : ndarray
         In (batch, heads, seq, dim) order.
     **score
-        As given to `attention`, and `keep` as of `reference.oracle`.
+        As given to `attention`, and `keep` as in `reference.oracle`.
 
     Attributes
     ----------

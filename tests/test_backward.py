@@ -199,7 +199,7 @@ def test_any_strides_and_outputs(rng: np.random.Generator, layout: str) -> None:
 
 
 def test_broadcast_keys_and_values(rng: np.random.Generator) -> None:
-    """Each place has its own gradient, as of a copy."""
+    """Each place has its own gradient, as in a copy."""
     dout, q, k, v = drawn(rng, "float32", (3, 4, 2, 30, 41))
     k, v = (np.broadcast_to(x[:1, :1], x.shape) for x in (k, v))
     dout = np.broadcast_to(dout[:1], dout.shape)

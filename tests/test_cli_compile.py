@@ -158,7 +158,7 @@ def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
 
 @pytest.mark.parametrize("lengths", ["", "padded", "varlen"])
 def test_kernels_of_other_scores(builder: Builder, lengths: str) -> None:
-    """Those that calls would take: of a window and sinks, as gpt-oss has them."""
+    """The kernels that calls would take with a window and sinks, as gpt-oss has them."""
     words = ["compile", "--gpu", "h200", "--dtype", "bfloat16", "--causal", "--window", "127,0"]
     words += ["--beside", "sinks", "--for", "2,64,300,64:2,8,300,64"]
     words += ["--decode", "2,64,1,64:2,8,4096,64"]

@@ -106,7 +106,7 @@ def test_the_driver_is_told_of_attention(
 
 @pytest.mark.parametrize("capturing", [False, True])
 def test_a_stream_that_others_may_destroy(driver: Driver, capturing: bool) -> None:
-    """That of a thread ends with it. A graph's kernels do not run in the stream captured."""
+    """A thread's default stream ends with it. Kernels of a graph do not run in the one captured."""
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
     for driver.stream in (Stream(ptr=78), Stream(ptr=2)):
         driver.stream.capturing = capturing

@@ -32,9 +32,9 @@ MMA, FP32 = ("a100", "bfloat16", 32, 24), ("h200", "float32", 20, 32)
 #: Where two warps share keys.
 MMA_SHARED, FP32_SHARED = ("a100", "float16", 192, 192), ("h200", "float32", 64, 40)
 MMA_EIGHT = ("a100", "bfloat16", 64, 64)
-#: Whose consumers share dQ by rows, or by columns.
+#: Calls whose consumers share dQ by rows, or by columns.
 WGMMA_ROWS, WGMMA_COLUMNS = ("h200", "bfloat16", 40, 64), ("h200", "float16", 100, 72)
-#: Whose dQ is a kernel of its own.
+#: Calls whose dQ has a kernel of its own.
 WGMMA_TWO, WGMMA_TWO_192 = ("h200", "bfloat16", 256, 200), ("h200", "float16", 192, 128)
 FORMS = (
     *(MMA, FP32, MMA_SHARED, FP32_SHARED, MMA_EIGHT),
@@ -176,7 +176,7 @@ def test_blocks_share_the_query_heads_of_a_group(
     form: Case,
     name: str,
 ) -> None:
-    """Of five heads, two blocks have two each: in any order, in a fixed one, of one gradient."""
+    """Two blocks have two of five heads each: in any order, in a fixed one, for one gradient."""
     sizes = (1, 5, 1, 70, 150)
     gpu = device.named(form[0])._replace(sm_count=3 if name == "causal" else 6)
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)

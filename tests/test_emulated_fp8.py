@@ -27,7 +27,7 @@ from cufa.specs.fp8_wgmma import SPEC
 
 pytestmark = needs_compiler
 
-#: Of results, relative to their root mean square: P has four bits of 8.
+#: Errors of results, relative to their root mean square: P has four bits of 8.
 RMSE = 0.03
 #: Scores up to 10 or so are sums of 14 bits, in several steps.
 LSE_ERROR = 1e-2

@@ -18,7 +18,7 @@ from cufa import device
 from cufa.launch import fp8
 from cufa.planner.fp8 import Fp8Plan
 
-#: Of results, relative to their root mean square: P has four bits of 8.
+#: Errors of results, relative to their root mean square: P has four bits of 8.
 RMSE = 0.03
 #: Scores up to 10 or so are sums of 14 bits, in several steps.
 LSE_ERROR = 1e-2
@@ -241,7 +241,7 @@ def ones(*shape: int, dtype: Any = np.float16) -> Any:
 
 
 X = (1, 2, 200, 64)
-#: What the kernel cannot do: what is said, and the call.
+#: Calls that the kernel cannot do: the message, and the call.
 REFUSED: dict[str, dict[str, Any]] = {
     r"bias: fp8_wgmma has no such scores; without precision": {
         "bias": lambda: ones(200, 200),

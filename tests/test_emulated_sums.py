@@ -134,7 +134,7 @@ def test_an_array_that_a_function_refers_to_alone(rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
 def test_sequences_of_any_lengths(emulated: Emulator, rng: np.random.Generator, form: Case) -> None:
-    """A bias, and an array that a function reads, of sequences in a row: as of NumPy arrays."""
+    """A bias, and an array that a function reads, of sequences in a row: as on NumPy arrays."""
     _, dtype, d, dv = form
     lengths = ((5, 0, 40, 1), (7, 3, 90, 0))
     q, k, _, cu_q, cu_k = ragged(rng, dtype, lengths, 2, 1, d, played_gpu)

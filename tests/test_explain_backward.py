@@ -56,7 +56,7 @@ def test_expected_times() -> None:
 
 
 def test_time_of_what_adds_up_parts() -> None:
-    """Those of two blocks, of 64 query heads on 8 K/V heads, and both gradients."""
+    """The parts of two blocks, for 64 query heads on 8 K/V heads, and both gradients."""
     shapes = (1, 64, 2048, 128), (1, 8, 2048, 128), (1, 8, 2048, 128)
     given = Problem.of_shapes(*shapes, dtype="bfloat16", causal=True)
     plan = explained(given, H200, "qkv", deterministic=False)

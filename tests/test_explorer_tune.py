@@ -54,7 +54,7 @@ class World:
     errors : dict of Variant to str
         Errors that launches raise.
     fails : set of Problem
-        That do not fit in memory.
+        Problems that do not fit in memory.
     compiled : list of Variant
         In order.
     """

@@ -286,7 +286,7 @@ def test_other_variants(cupy: Any, variant: Variant) -> None:
         checked(cupy, variant.dtype, sizes, head_dims, causal=causal, kernel=variant)
 
 
-# Those of one problem together, for `steps_and_result` to keep it.
+# The cases of one problem come together, so that `steps_and_result` keeps it.
 @pytest.mark.parametrize(
     "variant", [*sorted(planned(), key=problem_of), *sorted(OTHERS, key=problem_of)], ids=str
 )
@@ -472,7 +472,7 @@ def test_the_first_call_of_a_thread(cupy: Any, rng: np.random.Generator) -> None
 
 
 def test_threads_on_one_stream(cupy: Any, rng: np.random.Generator, hopper: Device) -> None:
-    """Whose first calls, each of its own problem, come at once."""
+    """Their first calls, each of its own problem, come at once."""
     problems = [many_tiles(cupy, rng, hopper, heads=70 + 2 * n) for n in range(4)]
     expected = [cufa.attention(*given, **options)[0] for _, given, options in problems]
     wrong: list[int] = []

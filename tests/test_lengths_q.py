@@ -244,7 +244,7 @@ def test_nothing_to_attend_to(xp: ModuleType, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "int32"])
 def test_lengths_of_any_kind(gpu: Gpu, rng: np.random.Generator, dtype: str) -> None:
-    """Those of the host, and of other dtypes or steps, are copied; on a GPU that is played."""
+    """Lengths on the host, or of other dtypes or steps, are copied; on a GPU that is played."""
     q = on_gpu(rng.standard_normal((2, 1, 4, 64)).astype(np.float16))
     for lengths in np.array([3, 4], dtype), np.array([3, 0, 4], dtype)[::2]:
         for there in lengths, on_gpu(np.repeat(lengths, 2))[::2]:

@@ -82,7 +82,7 @@ def test_attention_of_8_bits_compiles_without_spills(
     spec = FP8_KERNELS["fp8_wgmma"]
     instance, threads = spec.instance("bfloat16", d, d, score, kv), spec.tile(d, d).threads
     compiled = nvrtc.compile_variant(instance, "sm_90a")
-    # What its warps hand on to each other is reckoned from this number.
+    # The registers that its warps hand on to each other are reckoned from this number.
     assert compiled.registers == 65536 // threads // 8 * 8
     assert compiled.spill_bytes <= MOST_SPILLED_FP8
     assert instance.smem_bytes <= H200.smem_per_block

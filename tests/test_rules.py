@@ -279,7 +279,7 @@ def test_only_bottom_right_masks_hide_rows() -> None:
 
 
 def test_queries_that_are_not_read() -> None:
-    """Those of tiles none of whose rows sees a key: of 512 rows, those of the first three tiles."""
+    """Rows of tiles none of whose rows sees a key: the first three tiles of 512 rows."""
     found = work(10, 512, 128, 1, True, 1.0, WHOLE_LINES, (128, 64, 1), 5)
     assert found.blank == 3 * 10 / 5
     assert found.megabytes == pytest.approx(1.0 - 3 * 10 * 128 * 128e-6)

@@ -357,7 +357,7 @@ def test_a_call_that_is_like_another(gpu: Gpu, rng: np.random.Generator, changed
 def test_addresses_are_those_of_each_call(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of both functions' arrays, with steps and lengths, behind those of arguments."""
+    """Arrays of both functions, with steps and lengths, come after the arrays of arguments."""
     seen = []
 
     def noted(variant: Variant, device: Any, device_id: int) -> Any:

@@ -1,4 +1,4 @@
-// What sm_90a has for 8-bit floating point: wgmma and conversions, one a function.
+// Instructions of sm_90a for 8-bit floating point: wgmma and conversions, one a function.
 #pragma once
 #include "ptx_sm90.cuh"
 

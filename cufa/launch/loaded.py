@@ -116,7 +116,7 @@ class Loaded:
         problem : Problem
             Not empty, and with a scale that is not negative.
         shapes, strides : tuple of tuple of int
-            Of q, k, v and the result: 4-D (batch, heads, seq, head_dim) arrays, which the
+            For q, k, v and the result, 4-D (batch, heads, seq, head_dim) arrays, which the
             kernel takes as they are; strides in bytes.
         address : int
             The address of any of these arrays, as the driver needs one; each launch has its own.
