@@ -326,6 +326,19 @@ def test_there_is_nothing_to_attend_to(rng: np.random.Generator, empty: Any) -> 
     assert cache[1:1].decode(k[1:1]).shape == (0, H, 5, DV)
 
 
+def test_integers_of_few_bits() -> None:
+    """The largest number that they hold, to which 1 cannot be added."""
+    cache = PagedKVCache(130, 4, 130, H, D, dtype="float32")
+    for _ in range(128):
+        cache.allocate()
+    k = np.ones((130, H, 3, D), np.float32)
+    cache.append(k, k)
+    assert cache.fork(np.int8(127)) == 128  # type: ignore[arg-type]
+    cache.free(np.int8(127))  # type: ignore[arg-type]
+    assert cache.host_lengths.tolist() == [3] * 127 + [0, 3, 0]
+    assert cache.allocate() == 127
+
+
 def test_a_view_says_what_is_of_the_whole(empty: Any) -> None:
     cache = empty()
     for name in ("fork", "allocate", "free", "free_pages"):
