@@ -341,9 +341,17 @@ def test_integers_of_few_bits() -> None:
 
 def test_a_view_says_what_is_of_the_whole(empty: Any) -> None:
     cache = empty()
+    is_paged = isinstance(cache, PagedKVCache)
     for name in ("fork", "allocate", "free", "free_pages"):
-        with pytest.raises(AttributeError, match=rf"{name} is of the whole .*\(sequences 1 to 2\)"):
-            getattr(cache[1:], name)
+        for view, numbers in ((cache[1:], "sequences 1 to 2"), (cache[1:1], "no sequences")):
+            message = rf"{name} is of the whole .*\({numbers}\)"
+            if name != "fork" and not is_paged:
+                message = f"'Cache' object has no attribute '{name}'"
+            with pytest.raises(AttributeError, match=message):
+                getattr(view, name)
+        if not hasattr(type(cache), name):
+            with pytest.raises(AttributeError, match=f"'KVCache' object has no attribute '{name}'"):
+                getattr(cache, name)
     with pytest.raises(AttributeError, match="'Cache' object has no attribute 'lenght'"):
         cache[1:].lenght  # noqa: B018
 
@@ -419,7 +427,7 @@ def test_a_cache_says_what_it_is(rng: np.random.Generator, empty: Any) -> None:
     )
     assert repr(cache) == f"{text}: lengths 3, 0, 11"
     assert repr(cache[1:]) == f"sequences 1 to 2 of {text}: lengths 0, 11"
-    assert repr(cache[3:]).endswith("lengths none")
+    assert repr(cache[3:]) == f"no sequences of {text}: lengths none"
     many = PagedKVCache(5, 4, 100, H, D, dtype="float32")
     many.allocate()
     assert repr(many).endswith("lengths 0, -, -, -, -, -, -, -, ..., -, -, -, -, -, -, -, -")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SHOWN = 16  # lengths
-_OF_THE_WHOLE = frozenset(("fork", "allocate", "free", "free_pages"))
+_OF_PAGES = frozenset(("allocate", "free", "free_pages"))
 
 
 class Cache:
@@ -66,24 +66,28 @@ class Cache:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Say of which cache a method is that a view has not."""
-            if name in _OF_THE_WHOLE:
+            if name == "fork" or (name in _OF_PAGES and self._store.pages is not None):
                 raise AttributeError(
-                    f"{name} is of the whole cache, not of a view (sequences {self._rows.start} to "
-                    f"{self._rows.stop - 1}): call it there, with the numbers of the whole"
+                    f"{name} is of the whole cache, not of a view ({self._numbers()}): call it "
+                    "there, with the numbers of the whole"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         """Say how large it is, and what is in it."""
-        store, first = self._store, self._rows.start
-        whole = store.described()
-        if len(self) != store.in_use.size:
-            whole = f"sequences {first} to {first + len(self) - 1} of {whole}"
+        whole = self._store.described()
+        if len(self) != self._store.in_use.size:
+            whole = f"{self._numbers()} of {whole}"
         pairs = zip(self._ends.tolist(), self._in_use.tolist(), strict=True)
         lengths = [str(length) if in_use else "-" for length, in_use in pairs]
         if len(lengths) > _SHOWN:
             lengths[_SHOWN // 2 : -_SHOWN // 2] = ["..."]
         return f"{whole}: lengths {', '.join(lengths) or 'none'}"
+
+    def _numbers(self) -> str:
+        """Say which sequences they are."""
+        rows = self._rows
+        return f"sequences {rows.start} to {rows.stop - 1}" if len(self) else "no sequences"
 
     def __len__(self) -> int:
         """Return the number of sequences."""
