@@ -60,6 +60,18 @@ def test_names_of_none() -> None:
         assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
+def test_arguments_that_are_missing() -> None:
+    """Python's own message counts and names them; names that are not known come first."""
+    message = r"^explain\(\) missing 2 required positional arguments: 'k' and 'v'$"
+    for given in ({}, {"causal": True}):
+        with pytest.raises(TypeError, match=message):
+            EXPLAIN(Q, **given)
+    with pytest.raises(TypeError, match=r"^explain\(\) takes 3 positional arguments but 4 were gi"):
+        EXPLAIN(Q, Q, Q, Q)
+    with pytest.raises(TypeError, match=r"^explain\(\) got an unexpected .*: here it is scale=$"):
+        EXPLAIN(Q, softmax_scale=1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
