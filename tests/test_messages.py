@@ -39,6 +39,14 @@ def test_names_of_other_libraries(name: str) -> None:
         "decode": lambda: DECODE(Q, Q, Q, **{name: 1}),
         "attention_varlen": lambda: ragged(*[Q[0]] * 3, offsets, offsets, **{name: 1}),
     }
+    backward: Any = cufa.attention_backward
+    ragged_backward: Any = cufa.attention_varlen_backward
+    explore: Any = cufa.explore
+    calls |= {
+        "attention_backward": lambda: backward(*[Q] * 5, Q[..., 0], **{name: 1}),
+        "attention_varlen_backward": lambda: ragged_backward(Q[0], **{name: 1}),
+        "explore": lambda: explore(Q, Q, Q, **{name: 1}),
+    }
     cache: Any = cufa.KVCache(2, 4, 20, 8, dtype="float32")
     of_cache: tuple[str, Callable[[], Any]] = ("decode", lambda: cache.decode(Q, **{name: 1}))
     for function, call in (*calls.items(), of_cache):
