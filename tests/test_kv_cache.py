@@ -334,10 +334,15 @@ def test_there_is_nothing_to_attend_to(rng: np.random.Generator, empty: Any) -> 
     k, v = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV)
     with pytest.raises(ValueError, match="no sequence has a token to attend to: append tokens"):
         cache.decode(k)
-    cache.append(k, v, counts=[0, 5, 0])
-    assert not cache.decode(k)[::2].any()
+    with pytest.raises(ValueError, match="q has shape"):
+        cache.decode(k[0])
     with pytest.raises(ValueError, match="no sequence has a token"):
         cache[:1].decode(k[:1])
+    cache.append(k, v, counts=[0, 5, 0])
+    assert not cache.decode(k)[::2].any()
+    out, lse = cache[:1].decode(k[:1], return_lse=True)
+    assert not out.any()
+    assert (lse == -np.inf).all()
     assert cache[1:1].decode(k[1:1]).shape == (0, H, 5, DV)
 
 

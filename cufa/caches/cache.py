@@ -20,6 +20,7 @@ from cufa.caches.pages import Taken
 from cufa.caches.store import Store
 from cufa.checks import check_size
 from cufa.features.window import NO_WINDOW
+from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -450,6 +451,22 @@ class Cache:
         written[...] = self._ends
         return new.q
 
+    def _refuse_empty(self, held: Layer, arguments: dict[str, Any]) -> None:
+        """Refuse to decode where no number is allocated, or no sequence of the whole has a token.
+
+        Errors of the arguments of `decode` come first.
+        """
+        caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
+        places = {"lengths": held.lengths, "block_table": held.block_table}
+        parse_decode({**arguments, **caches, **places})
+        if not self._in_use.any():
+            raise none_allocated(self._rows.start, len(self))
+        if not self._store.host[1].any():
+            raise ValueError(
+                "no sequence has a token to attend to: append tokens before decode, or extend the "
+                "cache and write each layer"
+            )
+
     def _refuse_written(self, layer: int, written: np.ndarray, grown: np.ndarray, n: int) -> None:
         """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
         if not self._in_use.any():
@@ -528,9 +545,9 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`. ValueError also where no sequence has a token, or where the layer
-            misses tokens that `extend` has made room for; neither in a capture, and the latter not
-            once a `write` has been captured, as replays write.
+            As `cufa.decode`. ValueError also where no sequence of the whole has a token, or where
+            the layer misses tokens that `extend` has made room for; neither in a capture, and the
+            latter not once a `write` has been captured, as replays write.
 
         Notes
         -----
@@ -541,12 +558,7 @@ class Cache:
             refuse(self.decode, other_names)
         held = self._layer(layer)
         if not np.count_nonzero(self._ends) and len(self) and not self._store.is_capturing():
-            if not self._in_use.any():
-                raise none_allocated(self._rows.start, len(self))
-            raise ValueError(
-                "no sequence has a token to attend to: append tokens before decode, or extend the "
-                "cache and write each layer"
-            )
+            self._refuse_empty(held, locals())
         if self._written[layer].tobytes() != self._ends.tobytes():  # a fraction of comparing them
             self._store.check_written(layer, self._rows)
         return decode_padded(
