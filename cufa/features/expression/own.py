@@ -25,6 +25,7 @@ from cufa.features.part import Parameter, Part
 from cufa.features.parts import register
 
 _KNOWN = 256  # traces that are remembered
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function
 
 Read = tuple[int, str]
@@ -219,7 +220,8 @@ def indices_read(mask_mod: Callable[..., Any] | str) -> set[str]:
     """Return on which of b, h, q_idx and kv_idx a `mask_mod` depends; of C++, which it names."""
     indices = "b", "h", "q_idx", "kv_idx"
     if isinstance(mask_mod, str):
-        return set(re.findall(r"\w+", mask_mod)).intersection(indices)
+        code = _COMMENT.sub(" ", mask_mod)
+        return set(re.findall(r"\w+", code)).intersection(indices)
     function = check(MASK_MOD, mask_mod)
     recorded = _recorded(MASK_MOD, function, closure(function))
     reached = {recorded.graph.nodes[i].name for i in recorded.graph.reachable(recorded.root)}
