@@ -368,10 +368,11 @@ def test_what_can_be_called_and_is_no_function(given: Any, way_out: str) -> None
 
 def test_a_function_that_is_another_each_time() -> None:
     """Else it would have the random numbers of its first trace for good."""
-    numbers = iter(range(10))
+    numbers, coins = iter(range(10)), iter([True, True, True, False])
     for score_mod in (
         lambda s, b, h, i, j: s + np.random.rand(),
         lambda s, b, h, i, j: s + next(numbers),
+        lambda s, b, h, i, j: s if next(coins) else 2 * s,  # the same by chance
     ):
         with pytest.raises(TypeError, match=r"^score_mod is another function .* dropout"):
             own(score_mod, None)

@@ -25,6 +25,7 @@ from cufa.features.part import Parameter, Part
 from cufa.features.parts import register
 
 _KNOWN = 256  # traces that are remembered
+_AGAIN = 3  # traces: one that is the same by chance must not pass for all
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function
 
@@ -285,8 +286,8 @@ def _traced(
     argument: str, function: Callable[..., Any], found: Closure, wrt: tuple[str, ...]
 ) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
-    again = _recorded(argument, function, found)
-    if (again.graph.nodes, again.root) != (graph.nodes, root):
+    again = (_recorded(argument, function, found) for _ in range(_AGAIN))
+    if any((each.graph.nodes, each.root) != (graph.nodes, root) for each in again):
         raise TypeError(
             f"{argument} is another function each time that it is traced: a random number or a "
             "counter in it would be one constant for all pairs; draw an array before the call, and "
