@@ -426,6 +426,24 @@ def test_a_copy_shares_nothing(
             np.testing.assert_array_equal(a, b)
 
 
+def test_a_pickle_of_a_version_that_counted_no_tokens(
+    rng: np.random.Generator, empty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = empty(layers=2)
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.extend([9, 4, 0])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    state = cache._store.__getstate__()
+    del state["written"], state["is_captured"]
+    monkeypatch.setattr(type(cache._store), "__getstate__", lambda store: state)
+    other = pickled(cache)
+    np.testing.assert_array_equal(other.decode(k, layer=1), cache.decode(k, layer=1))
+    other.extend(1)
+    with pytest.raises(ValueError, match="layer 1 holds 9 of the 10 tokens of sequence 0"):
+        other.decode(k, layer=1)
+
+
 def test_views_are_copied_with_what_they_are_views_of(rng: np.random.Generator, empty: Any) -> None:
     cache = empty()
     k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
