@@ -114,6 +114,8 @@ def test_the_way_out(call: Callable[[], Any], message: str) -> None:
         ("--gpu a10", "for others, --arch names the architecture: sm_86"),
         ("--gpu h100 --window -1,-1", "window: left must be 0 or more, or None for no bound"),
         ("--gpu h100 --window=-1,-1", "window: left must be 0 or more, or None for no bound"),
+        ("--gpu h100 --return-lse -1", "unrecognized arguments: -1"),
+        ("--gpu h100 -- -1", " -1"),
     ],
 )
 def test_words_of_the_command_line(
