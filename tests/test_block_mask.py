@@ -452,6 +452,34 @@ def test_one_sequence_or_head_is_not_all(
     assert cufa.attention(q, k, v, block_mask=same).shape == (2, 4, 40, 64)
 
 
+@pytest.mark.parametrize("as_text", [False, True], ids=["function", "text"])
+def test_one_sequence_or_head_is_not_all_after_a_call_that_may_be(gpu: Gpu, as_text: bool) -> None:
+    mask_mod: Any = "q_idx >= kv_idx + b + h" if as_text else lambda b, h, i, j: i >= j + b + h
+    kinds = on_gpu(np.ones((1, 1, 2, 2), np.uint8))
+    tiles = cufa.BlockMask(mask_mod, kinds, (128, 128), 256, 256)
+
+    def call(b: int, h: int) -> None:
+        q = on_gpu(np.zeros((b, h, 256, 64), np.float16))
+        cufa.attention(q, q, q, block_mask=tiles)
+
+    call(1, 1)
+    launches = len(gpu.launches)
+    for b, h, message in ((2, 2, "batch=1"), (2, 1, "batch=1"), (1, 3, "heads=1")):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"^block_mask was made with {message}, and its"):
+                call(b, h)
+    assert len(gpu.launches) == launches
+
+
+def test_a_call_does_not_trace_the_mask_again(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = random_inputs(rng, "float32", b=2, hq=4, sq=40, sk=50, d=8)
+    tiles = cufa.BlockMask.of(within, 1, 1, 40, 50)
+    monkeypatch.delattr("cufa.api.block_mask.indices_read")
+    assert cufa.attention(q, k, v, block_mask=tiles).shape == (2, 4, 40, 8)
+
+
 def test_what_is_printed() -> None:
     tiles = cufa.BlockMask.of(within, 2, None, 100, 150, block=(50, 20))
     parts = "62.5% hidden, 12.5% in part, 25.0% whole"

@@ -126,8 +126,8 @@ def test_a_layer_is_written_once_for_an_extend(rng: np.random.Generator, empty: 
     for rows, number in ((slice(3), 0), (slice(1), 0), (slice(2, 3), 2)):
         with pytest.raises(ValueError, match=f"layer 1 has the newest .* sequence {number}, which"):
             cache[rows].write(*(x[rows] for x in other), layer=1)
-    with pytest.raises(ValueError, match="no token is new to layer 0"):
-        cache[1:2].write(*(x[1:2] for x in other))
+    cache[1:2].write(*(x[1:2] for x in other))
+    assert cache.host_lengths[1] == 0
     np.testing.assert_array_equal(held(cache, 0, 1)[0], k[0])
     np.testing.assert_array_equal(held(cache, 2, 1)[1], v[2, :, 2:])
     cache.truncate([3, 0, 2])
@@ -144,6 +144,21 @@ def test_a_layer_is_written_once_for_an_extend(rng: np.random.Generator, empty: 
             cache.write(*other)
         cache.write(k[:, :, :0], v[:, :, :0])
         cache[3:].write(k[3:], v[3:])
+
+
+def test_views_of_which_some_have_nothing_new(rng: np.random.Generator, empty: Any) -> None:
+    cache = empty(layers=2)
+    k, v = drawn(rng, 3, H, 4, D), drawn(rng, 3, H, 4, DV)
+    cache.extend([4, 0, 4])
+    cache[2:].truncate(0)
+    for layer in range(2):
+        for i in range(3):
+            cache[i : i + 1].write(k[i : i + 1], v[i : i + 1], layer=layer)
+        np.testing.assert_array_equal(held(cache, 0, layer)[0], k[0])
+    cache.extend(0)
+    for i in range(3):
+        with pytest.raises(ValueError, match="no token is new to layer 0: call extend before"):
+            cache[i : i + 1].write(k[i : i + 1], v[i : i + 1])
 
 
 def test_views_are_written_one_by_one(rng: np.random.Generator, empty: Any) -> None:
@@ -319,18 +334,44 @@ def test_there_is_nothing_to_attend_to(rng: np.random.Generator, empty: Any) -> 
     k, v = drawn(rng, 3, H, 5, D), drawn(rng, 3, H, 5, DV)
     with pytest.raises(ValueError, match="no sequence has a token to attend to: append tokens"):
         cache.decode(k)
-    cache.append(k, v, counts=[0, 5, 0])
-    assert not cache.decode(k)[::2].any()
+    with pytest.raises(ValueError, match="q has shape"):
+        cache.decode(k[0])
     with pytest.raises(ValueError, match="no sequence has a token"):
         cache[:1].decode(k[:1])
+    cache.append(k, v, counts=[0, 5, 0])
+    assert not cache.decode(k)[::2].any()
+    out, lse = cache[:1].decode(k[:1], return_lse=True)
+    assert not out.any()
+    assert (lse == -np.inf).all()
     assert cache[1:1].decode(k[1:1]).shape == (0, H, 5, DV)
+
+
+def test_integers_of_few_bits() -> None:
+    """The largest number that they hold, to which 1 cannot be added."""
+    cache = PagedKVCache(130, 4, 130, H, D, dtype="float32")
+    for _ in range(128):
+        cache.allocate()
+    k = np.ones((130, H, 3, D), np.float32)
+    cache.append(k, k)
+    assert cache.fork(np.int8(127)) == 128  # type: ignore[arg-type]
+    cache.free(np.int8(127))  # type: ignore[arg-type]
+    assert cache.host_lengths.tolist() == [3] * 127 + [0, 3, 0]
+    assert cache.allocate() == 127
 
 
 def test_a_view_says_what_is_of_the_whole(empty: Any) -> None:
     cache = empty()
+    is_paged = isinstance(cache, PagedKVCache)
     for name in ("fork", "allocate", "free", "free_pages"):
-        with pytest.raises(AttributeError, match=rf"{name} is of the whole .*\(sequences 1 to 2\)"):
-            getattr(cache[1:], name)
+        for view, numbers in ((cache[1:], "sequences 1 to 2"), (cache[1:1], "no sequences")):
+            message = rf"{name} is of the whole .*\({numbers}\)"
+            if name != "fork" and not is_paged:
+                message = f"'Cache' object has no attribute '{name}'"
+            with pytest.raises(AttributeError, match=message):
+                getattr(view, name)
+        if not hasattr(type(cache), name):
+            with pytest.raises(AttributeError, match=f"'KVCache' object has no attribute '{name}'"):
+                getattr(cache, name)
     with pytest.raises(AttributeError, match="'Cache' object has no attribute 'lenght'"):
         cache[1:].lenght  # noqa: B018
 
@@ -385,6 +426,24 @@ def test_a_copy_shares_nothing(
             np.testing.assert_array_equal(a, b)
 
 
+def test_a_pickle_of_a_version_that_counted_no_tokens(
+    rng: np.random.Generator, empty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = empty(layers=2)
+    k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
+    cache.extend([9, 4, 0])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    state = cache._store.__getstate__()
+    del state["written"], state["is_captured"]
+    monkeypatch.setattr(type(cache._store), "__getstate__", lambda store: state)
+    other = pickled(cache)
+    np.testing.assert_array_equal(other.decode(k, layer=1), cache.decode(k, layer=1))
+    other.extend(1)
+    with pytest.raises(ValueError, match="layer 1 holds 9 of the 10 tokens of sequence 0"):
+        other.decode(k, layer=1)
+
+
 def test_views_are_copied_with_what_they_are_views_of(rng: np.random.Generator, empty: Any) -> None:
     cache = empty()
     k, v = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV)
@@ -406,7 +465,7 @@ def test_a_cache_says_what_it_is(rng: np.random.Generator, empty: Any) -> None:
     )
     assert repr(cache) == f"{text}: lengths 3, 0, 11"
     assert repr(cache[1:]) == f"sequences 1 to 2 of {text}: lengths 0, 11"
-    assert repr(cache[3:]).endswith("lengths none")
+    assert repr(cache[3:]) == f"no sequences of {text}: lengths none"
     many = PagedKVCache(5, 4, 100, H, D, dtype="float32")
     many.allocate()
     assert repr(many).endswith("lengths 0, -, -, -, -, -, -, -, ..., -, -, -, -, -, -, -, -")

@@ -132,6 +132,25 @@ def test_a_second_write_is_refused_but_in_a_capture(
         cache.write(k, v)
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_no_graph_writes_a_copy(gpu: Gpu, rng: np.random.Generator, paged: bool) -> None:
+    """It has what replays have written, which the host does not see, and counts from there on."""
+    _, cache = both(paged)
+    k, v = (on_gpu(drawn(rng, "float32", 3, H, 1, D)) for _ in range(2))
+    gpu.stream = Stream(capturing=True)
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    gpu.stream = Stream()
+    cache.extend(1)  # and a replay
+    for other in (copy.copy(cache), copy.deepcopy(cache)):
+        other.reorder([1, 0, 2])
+        other.extend(1)
+        with pytest.raises(ValueError, match="layer 0 holds 1 of the 2 tokens of sequence 1"):
+            other.reorder([1, 0, 2])
+    cache.extend(1)
+    cache.reorder([1, 0, 2])
+
+
 def test_nobody_is_there_when_a_graph_is_captured(gpu: Gpu, rng: np.random.Generator) -> None:
     """A graph serves whoever is in the cache when it is replayed."""
     _, cache = both(paged=True)

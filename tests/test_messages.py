@@ -39,6 +39,14 @@ def test_names_of_other_libraries(name: str) -> None:
         "decode": lambda: DECODE(Q, Q, Q, **{name: 1}),
         "attention_varlen": lambda: ragged(*[Q[0]] * 3, offsets, offsets, **{name: 1}),
     }
+    backward: Any = cufa.attention_backward
+    ragged_backward: Any = cufa.attention_varlen_backward
+    explore: Any = cufa.explore
+    calls |= {
+        "attention_backward": lambda: backward(*[Q] * 5, Q[..., 0], **{name: 1}),
+        "attention_varlen_backward": lambda: ragged_backward(Q[0], **{name: 1}),
+        "explore": lambda: explore(Q, Q, Q, **{name: 1}),
+    }
     cache: Any = cufa.KVCache(2, 4, 20, 8, dtype="float32")
     of_cache: tuple[str, Callable[[], Any]] = ("decode", lambda: cache.decode(Q, **{name: 1}))
     for function, call in (*calls.items(), of_cache):
@@ -58,6 +66,18 @@ def test_names_of_none() -> None:
     for function in (cufa.attention, cufa.attention_varlen, cufa.decode):
         kinds = {each.kind for each in inspect.signature(function).parameters.values()}
         assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+def test_arguments_that_are_missing() -> None:
+    """Python's own message counts and names them; names that are not known come first."""
+    message = r"^explain\(\) missing 2 required positional arguments: 'k' and 'v'$"
+    for given in ({}, {"causal": True}):
+        with pytest.raises(TypeError, match=message):
+            EXPLAIN(Q, **given)
+    with pytest.raises(TypeError, match=r"^explain\(\) takes 3 positional arguments but 4 were gi"):
+        EXPLAIN(Q, Q, Q, Q)
+    with pytest.raises(TypeError, match=r"^explain\(\) got an unexpected .*: here it is scale=$"):
+        EXPLAIN(Q, softmax_scale=1)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +114,8 @@ def test_the_way_out(call: Callable[[], Any], message: str) -> None:
         ("--gpu a10", "for others, --arch names the architecture: sm_86"),
         ("--gpu h100 --window -1,-1", "window: left must be 0 or more, or None for no bound"),
         ("--gpu h100 --window=-1,-1", "window: left must be 0 or more, or None for no bound"),
+        ("--gpu h100 --return-lse -1", "unrecognized arguments: -1"),
+        ("--gpu h100 -- -1", " -1"),
     ],
 )
 def test_words_of_the_command_line(

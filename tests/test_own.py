@@ -14,7 +14,7 @@ import pytest
 
 from cufa.compiler import source
 from cufa.features.expression import own as expressions
-from cufa.features.expression.own import own
+from cufa.features.expression.own import indices_read, own
 from cufa.features.parts import part_named
 from cufa.specs.variant import Variant
 
@@ -368,15 +368,24 @@ def test_what_can_be_called_and_is_no_function(given: Any, way_out: str) -> None
 
 def test_a_function_that_is_another_each_time() -> None:
     """Else it would have the random numbers of its first trace for good."""
-    numbers = iter(range(10))
+    numbers, coins = iter(range(10)), iter([True, True, True, False])
     for score_mod in (
         lambda s, b, h, i, j: s + np.random.rand(),
         lambda s, b, h, i, j: s + next(numbers),
+        lambda s, b, h, i, j: s if next(coins) else 2 * s,  # the same by chance
     ):
         with pytest.raises(TypeError, match=r"^score_mod is another function .* dropout"):
             own(score_mod, None)
     with pytest.raises(TypeError, match=r"^mask_mod is another function"):
         own(None, lambda b, h, i, j: i < np.random.randint(1 << 30))
+
+
+def test_indices_that_text_names() -> None:
+    assert indices_read("q_idx / h >= kv_idx") == {"q_idx", "h", "kv_idx"}
+    assert indices_read("q_idx /* not of b,\nnor h */ >= 4 // b\n + kv_idx // h") == {
+        "q_idx",
+        "kv_idx",
+    }
 
 
 def test_a_masked_array_is_not_read() -> None:

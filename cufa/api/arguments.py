@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cufa.api.block_mask import with_block_mask
-from cufa.api.other_names import instead_of
+from cufa.api.other_names import refuse
 from cufa.arrays import Operands
 from cufa.checks import refuse_kernel
 from cufa.cpu.own import Own as Functions
@@ -31,12 +31,18 @@ def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
     def decorate(decorated: _F) -> _F:
         @functools.wraps(decorated)
         def called(*args: Any, **keywords: Any) -> Any:
+            unknown = [name for name in keywords if name not in signature.parameters]
+            if unknown:
+                refuse(decorated, unknown)
             try:
                 bound = signature.bind(*args, **keywords)
-            except TypeError as error:
-                unknown = next((name for name in keywords if name not in signature.parameters), "")
-                hint = instead_of(unknown)
-                raise TypeError(f"{decorated.__name__}() {error}{hint}") from None
+            except TypeError:
+                try:
+                    function(*args, **keywords)  # which says what is missing, or too much
+                except TypeError as error:
+                    message = str(error).replace(function.__name__, decorated.__name__, 1)
+                    raise TypeError(message) from None
+                raise
             bound.apply_defaults()
             return decorated(**bound.arguments)
 

@@ -12,6 +12,7 @@ from cufa.api.arguments import parsed
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
+from cufa.api.other_names import names_here
 from cufa.arrays import AnyArray, Array, ArrayT, Ints, Operands, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu import own as cpu_own
@@ -36,6 +37,7 @@ from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
+@names_here
 def attention_backward(
     dout: AnyArray,
     q: ArrayT,

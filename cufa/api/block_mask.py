@@ -22,6 +22,7 @@ from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 _MAX_SEQ = 2**30
+_AXES = {"sequences": ("batch", "b"), "heads": ("heads", "h")}
 
 
 class BlockMask:
@@ -43,7 +44,8 @@ class BlockMask:
     seq_q, seq_kv : int
         Lengths; the last tiles may have fewer.
     key : tuple
-        Shape of `kinds`, `block`, `seq_q` and `seq_kv`, by which a call is remembered.
+        Shape of `kinds`, `block`, `seq_q`, `seq_kv`, and on which of b and h the mask depends: a
+        call is remembered by these.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class BlockMask:
     ) -> None:
         self.mask_mod = mask_mod
         self.kinds, self.block, self.seq_q, self.seq_kv = kinds, block, seq_q, seq_kv
-        self.key = kinds.shape, block, seq_q, seq_kv
+        depends_on = "".join(sorted(indices_read(mask_mod) & {"b", "h"}))
+        self.key = kinds.shape, block, seq_q, seq_kv, depends_on
         self._lists: dict[tuple[int, int, int], Array] = {}
 
     @classmethod
@@ -221,15 +224,13 @@ def with_block_mask(problem: Problem, block_mask: BlockMask, xp: ModuleType) -> 
     difference = unlike(block_mask.key, problem.sizes)
     if difference is not None:
         what, has, needed = difference
-        raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
-    batch, heads = block_mask.kinds.shape[:2]
-    for name, index, n in (("batch", "b", batch), ("heads", "h", heads)):
-        needed = problem.sizes[index]
-        if n != needed and index in indices_read(block_mask.mask_mod):
-            raise ValueError(
-                f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the "
-                f"call has {needed}: make it with {name}={needed}"
-            )
+        if has != 1 or what not in _AXES:
+            raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
+        name, index = _AXES[what]
+        raise ValueError(
+            f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the call "
+            f"has {needed}: make it with {name}={needed}"
+        )
     if xp is not np:
         check_devices({"block_mask": block_mask.kinds}, xp)
     # On the CPU, or where all is seen, or nothing

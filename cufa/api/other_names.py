@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
@@ -30,6 +31,19 @@ def refuses_other_names(function: _F) -> _F:
     known = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     vars(function)["__signature__"] = signature.replace(parameters=known)
     return function
+
+
+def names_here(function: _F) -> _F:
+    """Let a function that gathers no unknown names say what takes the place of other libraries'."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **keywords: Any) -> Any:
+        if not _HERE.keys().isdisjoint(keywords):
+            refuse(function, _HERE.keys() & keywords)
+        return function(*args, **keywords)
+
+    typed: Any = called
+    return typed
 
 
 def refuse(function: Callable[..., Any], names: Iterable[str]) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cufa.api.backward import Call, gradients_of
 from cufa.api.options import Causal, UserFunction, Window
+from cufa.api.other_names import names_here
 from cufa.api.varlen import LAYOUT, parsed
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
 from cufa.features.expression.own import Own
@@ -16,6 +17,7 @@ from cufa.problem.parse_backward import TENSORS
 from cufa.specs.variant import Variant
 
 
+@names_here
 def attention_varlen_backward(
     dout: AnyArray,
     q: ArrayT,

@@ -20,13 +20,14 @@ from cufa.caches.pages import Taken
 from cufa.caches.store import Store
 from cufa.checks import check_size
 from cufa.features.window import NO_WINDOW
+from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SHOWN = 16  # lengths
-_OF_THE_WHOLE = frozenset(("fork", "allocate", "free", "free_pages"))
+_OF_PAGES = frozenset(("allocate", "free", "free_pages"))
 
 
 class Cache:
@@ -66,24 +67,28 @@ class Cache:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Say that a method belongs to the whole cache, if a view lacks it."""
-            if name in _OF_THE_WHOLE:
+            if name == "fork" or (name in _OF_PAGES and self._store.pages is not None):
                 raise AttributeError(
-                    f"{name} is of the whole cache, not of a view (sequences {self._rows.start} to "
-                    f"{self._rows.stop - 1}): call it there, with the numbers of the whole"
+                    f"{name} is of the whole cache, not of a view ({self._numbers()}): call it "
+                    "there, with the numbers of the whole"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         """Say how large it is, and what is in it."""
-        store, first = self._store, self._rows.start
-        whole = store.described()
-        if len(self) != store.in_use.size:
-            whole = f"sequences {first} to {first + len(self) - 1} of {whole}"
+        whole = self._store.described()
+        if len(self) != self._store.in_use.size:
+            whole = f"{self._numbers()} of {whole}"
         pairs = zip(self._ends.tolist(), self._in_use.tolist(), strict=True)
         lengths = [str(length) if in_use else "-" for length, in_use in pairs]
         if len(lengths) > _SHOWN:
             lengths[_SHOWN // 2 : -_SHOWN // 2] = ["..."]
         return f"{whole}: lengths {', '.join(lengths) or 'none'}"
+
+    def _numbers(self) -> str:
+        """Say which sequences they are."""
+        rows = self._rows
+        return f"sequences {rows.start} to {rows.stop - 1}" if len(self) else "no sequences"
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -446,6 +451,22 @@ class Cache:
         written[...] = self._ends
         return new.q
 
+    def _refuse_empty(self, held: Layer, arguments: dict[str, Any]) -> None:
+        """Refuse to decode where no number is allocated, or no sequence of the whole has a token.
+
+        Errors of the arguments of `decode` come first.
+        """
+        caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
+        places = {"lengths": held.lengths, "block_table": held.block_table}
+        parse_decode({**arguments, **caches, **places})
+        if not self._in_use.any():
+            raise none_allocated(self._rows.start, len(self))
+        if not self._store.host[1].any():
+            raise ValueError(
+                "no sequence has a token to attend to: append tokens before decode, or extend the "
+                "cache and write each layer"
+            )
+
     def _refuse_written(self, layer: int, written: np.ndarray, grown: np.ndarray, n: int) -> None:
         """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
         if not self._in_use.any():
@@ -457,7 +478,8 @@ class Cache:
                 "which a second write would replace: call extend once before each step; to replace "
                 "them, truncate the sequences, then extend them again"
             )
-        if n and not grown.any():
+        before, after = self._store.host
+        if n and (before == after).all():  # a view may have no part in what is new
             raise ValueError(
                 f"no token is new to layer {layer}: call extend before write, with the number of "
                 "new tokens"
@@ -523,9 +545,9 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`. ValueError also where no sequence has a token, or where the layer
-            misses tokens that `extend` has made room for. Neither is checked in a capture, and the
-            latter no more once a `write` has been captured, as replays write.
+            As `cufa.decode`. ValueError also where no sequence of the whole has a token, or where
+            the layer misses tokens that `extend` has made room for. Neither is checked in a
+            capture, and the latter no more once a `write` has been captured, as replays write.
 
         Notes
         -----
@@ -536,12 +558,7 @@ class Cache:
             refuse(self.decode, other_names)
         held = self._layer(layer)
         if not np.count_nonzero(self._ends) and len(self) and not self._store.is_capturing():
-            if not self._in_use.any():
-                raise none_allocated(self._rows.start, len(self))
-            raise ValueError(
-                "no sequence has a token to attend to: append tokens before decode, or extend the "
-                "cache and write each layer"
-            )
+            self._refuse_empty(held, locals())
         if self._written[layer].tobytes() != self._ends.tobytes():  # a fraction of comparing them
             self._store.check_written(layer, self._rows)
         return decode_padded(

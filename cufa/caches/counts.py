@@ -89,10 +89,11 @@ def none_allocated(first: int, sequences: int) -> ValueError:
     )
 
 
-def check_sequence(sequence: object, in_use: np.ndarray) -> None:
-    """Refuse what is not the number of a sequence that is in use."""
-    if not in_use[check_size("sequence", sequence, in_use.size - 1, least=0)]:
+def check_sequence(sequence: object, in_use: np.ndarray) -> int:
+    """Return the number of a sequence as a plain integer; refuse one that is not in use."""
+    number = check_size("sequence", sequence, in_use.size - 1, least=0)
+    if not in_use[number]:
         raise ValueError(
-            f"sequence {sequence} has not been allocated: allocate() returns the number of a new "
-            "one"
+            f"sequence {number} has not been allocated: allocate() returns the number of a new one"
         )
+    return number

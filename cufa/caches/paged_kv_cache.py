@@ -140,8 +140,8 @@ class PagedKVCache(Cache):
             The current stream is being captured into a CUDA graph.
         """
         self._store.refuse_capture("free")
-        check_sequence(sequence, self._store.in_use)
-        self[sequence : sequence + 1].reset()
+        first = check_sequence(sequence, self._store.in_use)
+        self[first : first + 1].reset()
 
     def fork(self, sequence: int) -> int:
         """Make a new sequence that has the same tokens, in the same pages.

@@ -33,16 +33,16 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words; a value may begin with a minus, as in ``--window -1,0``."""
         words: list[str] = []
         for word in sys.argv[1:] if args is None else args:
-            follows = bool(words) and words[-1].startswith("--") and "=" not in words[-1]
-            if follows and re.match(r"-\d", word):
+            option = self._option_string_actions.get(words[-1]) if words else None
+            if option is not None and option.nargs != 0 and re.match(r"-\d", word):
                 words[-1] += f"={word}"
             else:
                 words.append(word)
-        return super().parse_args(words, namespace)
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """End with status 2, and without the lines of usage that argparse puts before."""

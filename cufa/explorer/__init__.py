@@ -14,6 +14,7 @@ from cufa.api.arguments import parsed
 from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
+from cufa.api.other_names import names_here
 from cufa.arrays import Array, Operands, array_module
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
@@ -42,6 +43,7 @@ _DEFAULTS: dict[str, Any] = {
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
 
+@names_here
 def explore(
     q: Problem | Array,
     k: Array | None = None,

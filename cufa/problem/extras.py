@@ -221,15 +221,16 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
         As in `BlockMask`.
     sizes : mapping
     """
-    (batch, heads, _, _), _, seq_q, seq_kv = key
-    for what, n, needed in (
-        ("sequences", batch, sizes["b"]),
-        ("heads", heads, sizes["h"]),
-        ("queries", seq_q, sizes["q"]),
-        ("keys", seq_kv, sizes["k"]),
+    (batch, heads, _, _), _, seq_q, seq_kv, depends_on = key
+    for what, axis, n in (
+        ("sequences", "b", batch),
+        ("heads", "h", heads),
+        ("queries", "q", seq_q),
+        ("keys", "k", seq_kv),
     ):
-        if n != needed and (n != 1 or what in ("queries", "keys")):
-            return what, n, needed
+        is_for_all = n == 1 and axis in "bh" and axis not in depends_on
+        if n != sizes[axis] and not is_for_all:
+            return what, n, sizes[axis]
     return None
 
 

@@ -25,6 +25,8 @@ from cufa.features.part import Parameter, Part
 from cufa.features.parts import register
 
 _KNOWN = 256  # traces that are remembered
+_AGAIN = 3  # traces: one that is the same by chance must not pass for all
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function
 
 Read = tuple[int, str]
@@ -219,7 +221,8 @@ def indices_read(mask_mod: Callable[..., Any] | str) -> set[str]:
     """Return on which of b, h, q_idx and kv_idx a `mask_mod` depends, or which its C++ names."""
     indices = "b", "h", "q_idx", "kv_idx"
     if isinstance(mask_mod, str):
-        return set(re.findall(r"\w+", mask_mod)).intersection(indices)
+        code = _COMMENT.sub(" ", mask_mod)
+        return set(re.findall(r"\w+", code)).intersection(indices)
     function = check(MASK_MOD, mask_mod)
     recorded = _recorded(MASK_MOD, function, closure(function))
     reached = {recorded.graph.nodes[i].name for i in recorded.graph.reachable(recorded.root)}
@@ -283,8 +286,8 @@ def _traced(
     argument: str, function: Callable[..., Any], found: Closure, wrt: tuple[str, ...]
 ) -> _Traced:
     graph, root, arrays, _ = _recorded(argument, function, found)
-    again = _recorded(argument, function, found)
-    if (again.graph.nodes, again.root) != (graph.nodes, root):
+    again = (_recorded(argument, function, found) for _ in range(_AGAIN))
+    if any((each.graph.nodes, each.root) != (graph.nodes, root) for each in again):
         raise TypeError(
             f"{argument} is another function each time that it is traced: a random number or a "
             "counter in it would be one constant for all pairs; draw an array before the call, and "
