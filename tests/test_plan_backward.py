@@ -25,7 +25,7 @@ TILES = [
 ]
 #: Bytes a thread may spill, loads and stores together, from the head dim on at which dK and dV fill
 #: the registers; and with the parts of many features at once.
-MOST_SPILLED = {"bwd_mma": (192, 16), "bwd_fp32": (128, 96)}
+MOST_SPILLED = {"bwd_mma": (192, 36), "bwd_fp32": (128, 96)}
 MOST_SPILLED_WITH_ALL = 128
 SEVERAL: dict[str, Any] = {"causal": True, "softcap": 3.0, "dropout_p": 0.5}
 
