@@ -30,7 +30,7 @@ def transposed(values: np.ndarray) -> np.ndarray:
     blocks = -(-s // KEYS)
     padded = np.zeros((b, h, blocks * KEYS, d), np.uint8)
     padded[:, :, :s] = values
-    # Of 16 keys: two halves of four pairs; a thread holds a pair of each half.
+    # 16 keys are two halves of four pairs; a thread holds a pair of each half.
     parts = padded.reshape(b, h, blocks, KEYS // 16, 2, 4, 2, d)
     return np.ascontiguousarray(parts.transpose(0, 1, 2, 7, 3, 5, 4, 6)).reshape(
         b, h, blocks, d, KEYS

@@ -187,7 +187,7 @@ def test_the_emulator_rounds_to_e4m3_as_ml_dtypes_does(tmp_path: Path) -> None:
 #include "ptx_fp8.cuh"
 SHARED_MEMORY(1024)
 extern "C" void narrow_all(const float* x, unsigned* y, int n) {
-    for (int i = 0; i < n; i += 4) y[i / 4] = pack4_float8(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    for (int i = 0; i < n; i += 4) y[i / 4] = pack4_e4m3(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 extern "C" void widen_all(const unsigned char* x, float* y, int n) {
     for (int i = 0; i < n; ++i) y[i] = wide(float8{x[i]});

@@ -86,7 +86,7 @@ def test_grid(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
 def test_lengths(rng: np.random.Generator, cupy: Any, d: int, dv: int, causal: bool) -> None:
-    """What is behind them is NaN."""
+    """NaN lies behind the lengths."""
     q, k, v = random_inputs(rng, "bfloat16", b=6, hq=4, hk=2, sq=333, sk=700, d=d, dv=dv)
     lengths_q, lengths_k = np.array([333, 0, 1, 100, 333, 200]), np.array([700, 5, 0, 129, 513, 64])
     how: dict[str, Any] = {"precision": "fp8", "causal": causal, "return_lse": True}

@@ -269,7 +269,7 @@ struct Consumer8 {
             for (int i = 0; i < 4; ++i) {
                 const float (*s)[4] = &rS[0][4 * k + i / 2 * 2];
                 const int h = i % 2 * 2;
-                rP[k][i] = pack4_float8(s[0][h], s[0][h + 1], s[1][h], s[1][h + 1]);
+                rP[k][i] = pack4_e4m3(s[0][h], s[0][h + 1], s[1][h], s[1][h + 1]);
             }
     }
 

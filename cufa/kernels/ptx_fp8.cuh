@@ -1,21 +1,12 @@
-// Instructions of sm_90a for 8-bit floating point: wgmma and conversions, one a function.
+// Instructions of sm_90a for 8-bit floating point: wgmma, one a function.
 #pragma once
+#include "ptx_e4m3.cuh"
 #include "ptx_sm90.cuh"
 
 // e4m3: a sign, four bits of exponent and three of mantissa. From 2^-9 to 448, NaN, no infinity.
 struct float8 {
     unsigned char bits;
 };
-
-// Four numbers rounded to nearest, a in the lowest byte; 448 stands for larger ones.
-__device__ inline uint32_t pack4_float8(float a, float b, float c, float d) {
-    uint32_t y;
-    asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
-        : "=r"(y)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return y;
-}
 
 // Reads a float that nobody writes, at this place of the program: the compiler moves other reads to
 // where they are used, and waits there.

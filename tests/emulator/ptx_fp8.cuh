@@ -1,5 +1,6 @@
 // The functions of cufa/kernels/ptx_fp8.cuh on the host.
 #pragma once
+#include "ptx_e4m3.cuh"
 #include "ptx_sm90.cuh"
 
 struct float8 {
@@ -14,20 +15,7 @@ inline float wide(float8 x) {
 }
 template <>
 inline float8 narrow(float x) {
-    const unsigned char sign = __float_as_uint(x) >> 31 << 7;
-    const float magnitude = std::fabs(x);
-    if (x != x) return {0x7f};
-    if (magnitude >= 448.f) return {static_cast<unsigned char>(sign | 0x7e)};
-    // In units of the last place: of subnormal numbers' at least.
-    const int exponent = std::max(magnitude == 0.f ? -9 : std::ilogb(magnitude) - 3, -9);
-    const int units = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -exponent)));
-    return {static_cast<unsigned char>(sign | ((exponent + 9) * 8 + units))};
-}
-inline uint32_t pack4_float8(float a, float b, float c, float d) {
-    uint32_t y = 0;
-    const float four[4] = {a, b, c, d};
-    for (int i = 0; i < 4; ++i) y |= static_cast<uint32_t>(narrow<float8>(four[i]).bits) << 8 * i;
-    return y;
+    return {e4m3(x)};
 }
 inline float load_early(const float* p) { return *p; }
 

@@ -91,7 +91,7 @@ struct Operand {
 };
 
 using Accumulators = float (*)[4];
-// Of any number of columns.
+// With any number of columns.
 template <class T>
 void wgmma_ss(Accumulators d, int columns, uint64_t a, uint64_t b, int accumulate);
 template <class T>

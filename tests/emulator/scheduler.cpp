@@ -1,4 +1,4 @@
-// What runs blocks: a library of its own, whose functions the kernels' libraries find when they are loaded.
+// Runs blocks: a library of its own, whose functions the kernels' libraries find when they load.
 #include <sys/mman.h>
 
 #include <cstdio>
