@@ -28,7 +28,7 @@ from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, Own, own
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.prepare import Kind
@@ -292,7 +292,7 @@ def attention(
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = own(score_mod, mask_mod)
+        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
@@ -385,7 +385,9 @@ def explain(
     return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 
 
-def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
+def _parsed(
+    arguments: Mapping[str, Any], mods: TracedFunctions | None = None
+) -> tuple[Problem, Operands, Any]:
     """Check the arguments of a call, by name; return also the module that its arrays belong to.
 
     `mods` are the functions if they have been traced.
@@ -394,7 +396,7 @@ def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Prob
     check_flag("batch_invariant", arguments["batch_invariant"])
     xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
-        mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
+        mods = NOTHING if xp is np else trace(arguments["score_mod"], arguments["mask_mod"])
     return *parsed(arguments, mods, xp), xp
 
 

@@ -15,11 +15,11 @@ from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.api.other_names import names_here
 from cufa.arrays import AnyArray, Array, ArrayT, Ints, Operands, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
-from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.cpu.backward_lengths import backward_of_lengths
+from cufa.cpu.functions import differentiable
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, Own, check, read_by
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.problem.extras import arrays_of
@@ -183,7 +183,7 @@ class Call(NamedTuple):
     ndim: int
 
 
-def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Call:
+def _call_of(arguments: Mapping[str, Any], functions: TracedFunctions, xp: ModuleType) -> Call:
     problem, operands = parsed(arguments, functions, xp)
     ndim, layout = len(arguments["q"].shape), arguments["layout"]
     operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
@@ -197,7 +197,8 @@ def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Ca
 
 
 def gradients_of(
-    given: Mapping[str, Any], call_of: Callable[[Mapping[str, Any], Own, ModuleType], Call]
+    given: Mapping[str, Any],
+    call_of: Callable[[Mapping[str, Any], TracedFunctions, ModuleType], Call],
 ) -> tuple[Any, ...]:
     """Compute gradients, whatever says how long sequences are.
 
@@ -244,15 +245,15 @@ def gradients_of(
         )
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    own = cpu_own.differentiable(*mods, read.keys() & {*wrt}, tiles)
+    host_functions = differentiable(*mods, read.keys() & {*wrt}, tiles)
     for name, array in written.items():
-        own.check_apart(name, array)
-    gradients = made(wrt, named, own.is_called)
+        host_functions.check_apart(name, array)
+    gradients = made(wrt, named, host_functions.is_called)
     views = gradients.viewed(view, ndim)
     if problem.kv == "Dense":
-        on_cpu(problem, operands, its, views, own)
+        on_cpu(problem, operands, its, views, host_functions)
     else:
-        backward_of_lengths(problem, operands, its, views, lengths, own)
+        backward_of_lengths(problem, operands, its, views, lengths, host_functions)
     return returned(wrt, gradients, named)
 
 

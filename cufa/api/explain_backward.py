@@ -15,9 +15,9 @@ from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import AnyArray, array_module
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
-from cufa.cpu.own import differentiable
+from cufa.cpu.functions import differentiable
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING
+from cufa.features.expression.tracing import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan

@@ -27,8 +27,7 @@ from cufa.cpu import attention as cpu_attention
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, own
-from cufa.features.expression.own import Own as Traced
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
@@ -224,7 +223,7 @@ def attention_varlen(
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = own(score_mod, mask_mod)
+        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
@@ -309,7 +308,7 @@ def explain_varlen(
     check_flag("return_lse", return_lse)
     fp8, arguments = as_8_bits(arguments, "thd")
     is_on_host = isinstance(arguments["q"], np.ndarray)
-    mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
+    mods = NOTHING if is_on_host else trace(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
         functions_on_cpu(options)
@@ -321,7 +320,7 @@ def explain_varlen(
 
 
 def parsed(
-    arguments: Mapping[str, Any], mods: Traced
+    arguments: Mapping[str, Any], mods: TracedFunctions
 ) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
     """Check a call's arguments.
 
@@ -329,7 +328,7 @@ def parsed(
     ----------
     arguments : mapping
         The arguments of `attention_varlen`, by name.
-    mods : Own
+    mods : TracedFunctions
         The caller's functions, traced.
 
     Returns

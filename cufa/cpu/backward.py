@@ -13,8 +13,8 @@ import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.attention import numbers, of_heads, plan
+from cufa.cpu.functions import NO_FUNCTIONS, Functions
 from cufa.cpu.kv import Dense
-from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
 from cufa.cpu.softmax import OnlineSoftmax
@@ -35,7 +35,7 @@ def attention_backward(
     operands: Operands,
     results: Results,
     into: Gradients,
-    own: Own = NO_FUNCTIONS,
+    functions: Functions = NO_FUNCTIONS,
 ) -> None:
     """Compute the gradients of attention.
 
@@ -47,7 +47,7 @@ def attention_backward(
     results : Results
     into : Gradients
         Where gradients go: those of q, k and v are written, others are added, in float32.
-    own : Own
+    functions : Functions
         The caller's functions.
 
     Notes
@@ -78,7 +78,7 @@ def attention_backward(
                         q[of_queries],
                         its_results,
                         its_beside,
-                        own.of(batch, heads),
+                        functions.of(batch, heads),
                         seed,
                         its,
                     )
@@ -149,7 +149,7 @@ class _Queries:
         The results of all queries, those of other tiles too.
     beside : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
-    own : Own
+    functions : Functions
         The caller's functions, of these sequences and heads.
     seed : int
         The seed of a dropout.
@@ -170,11 +170,11 @@ class _Queries:
         q: np.ndarray,
         results: Results,
         beside: Mapping[str, np.ndarray],
-        own: Own,
+        functions: Functions,
         seed: int,
         into: Gradients,
     ) -> None:
-        self._problem, self._rows, self._own, self._into = problem, rows, own, into
+        self._problem, self._rows, self._functions, self._into = problem, rows, functions, into
         batch, heads_q = q.shape[:2]
         # The heads of a group lie below each other, so that they share one product with K.
         self._stacked = (
@@ -186,7 +186,7 @@ class _Queries:
         none = results.lse[:, :, rows, None] == -np.inf
         if none.any():  # rows that see no key, whatever the gradient of their results is
             self._dout = np.where(none, np.zeros((), self._dout.dtype), self._dout)
-        self._score = Score(problem, rows, self._stacked, beside, own, seed)
+        self._score = Score(problem, rows, self._stacked, beside, functions, seed)
         self._seen = Seen(problem, rows)
         lse = self._below(results.lse[:, :, rows, None])
         self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key
@@ -245,7 +245,7 @@ class _Queries:
     def _sees(self, keys: slice) -> bool:
         first, end = self._seen.by_any
         is_far = keys.stop <= first or end <= keys.start
-        return not (is_far or self._own.is_hidden(self._rows, keys))
+        return not (is_far or self._functions.is_hidden(self._rows, keys))
 
     def _scores(
         self, rQ: np.ndarray, keys: slice, tK: np.ndarray

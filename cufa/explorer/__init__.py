@@ -26,7 +26,7 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.space import Space, checked_kernels, checked_space, variants
 from cufa.explorer.subject import Subject
-from cufa.features.expression.own import own
+from cufa.features.expression.tracing import trace
 from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import arrays_of
 from cufa.problem.problem import Problem, checked
@@ -204,7 +204,7 @@ def _of_arrays(
     beside = Beside(
         ndim=np.ndim(arrays[0]),
         arrays={name: x for name, x in arrays_of(arguments).items() if x is not None},
-        own=own(**functions),
+        traced=trace(**functions),
         **functions,
         block_mask=arguments["block_mask"],
         seed=check_seed(options.get("seed", 0)),
@@ -217,7 +217,7 @@ def _of_arrays(
         arrays = tuple(map(xp.asarray, arrays))
     arguments |= {**dict(zip("qkv", arrays, strict=True)), **beside.arrays}
     arguments["block_mask"] = beside.block_mask
-    return *parsed(arguments, beside.own, xp), beside
+    return *parsed(arguments, beside.traced, xp), beside
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

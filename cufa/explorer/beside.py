@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cufa.api.block_mask import BlockMask
 from cufa.arrays import Array, ArrayInfo, Ints
 from cufa.features import READINGS
-from cufa.features.expression.own import NOTHING, Own
+from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import Blocks
 from cufa.problem.extras import Extras
@@ -29,7 +29,7 @@ class Beside(NamedTuple):
         Axes of the caller's q.
     arrays : mapping
         By argument of `cufa.attention`; those that are there.
-    own : Own
+    traced : TracedFunctions
         `score_mod` and `mask_mod`, traced.
     score_mod, mask_mod : function, str or None
         These themselves.
@@ -40,7 +40,7 @@ class Beside(NamedTuple):
 
     ndim: int = 4
     arrays: Mapping[str, Array] = MappingProxyType({})
-    own: Own = NOTHING
+    traced: TracedFunctions = NOTHING
     score_mod: Callable[..., Any] | str | None = None
     mask_mod: Callable[..., Any] | str | None = None
     block_mask: BlockMask | None = None
@@ -54,7 +54,7 @@ class Beside(NamedTuple):
         for name in ("score_mod", "mask_mod"):
             if isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is C++: only what a function computes can be checked")
-        for name, array in zip(self.own.names, self.own.arrays, strict=True):
+        for name, array in zip(self.traced.names, self.traced.arrays, strict=True):
             if not isinstance(array, xp.ndarray):
                 raise TypeError(f"{name} must be a {xp.__name__} array, to be read on the GPU")
         arrays = {name: xp.asarray(array) for name, array in self.arrays.items()}
@@ -73,7 +73,7 @@ class Beside(NamedTuple):
         ]
         if self.block_mask is not None:
             infos[ARRAYS.index("block_mask")] = self.block_mask.key
-        return Extras(tuple(infos), mods=tuple(map(_info, self.own.arrays)))
+        return Extras(tuple(infos), mods=tuple(map(_info, self.traced.arrays)))
 
     def addresses(self, problem: Problem, variant: Variant) -> Ints:
         """Return the addresses that a launch of a variant is given."""
@@ -81,7 +81,7 @@ class Beside(NamedTuple):
         if self.block_mask is not None and problem.of(Blocks) is not None:
             lists = self.block_mask.lists(variant)
             pointers[ARRAYS.index("block_mask")] = lists.data.ptr
-        return *pointers, *(array.data.ptr for array in self.own.arrays), self.seed
+        return *pointers, *(array.data.ptr for array in self.traced.arrays), self.seed
 
 
 def _info(array: Array) -> ArrayInfo:

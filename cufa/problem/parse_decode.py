@@ -24,7 +24,7 @@ from cufa.checks import (
 )
 from cufa.features import parse as parse_features
 from cufa.features import values_of
-from cufa.features.expression.own import NOTHING
+from cufa.features.expression.tracing import NOTHING
 from cufa.problem.extras import arrays_of, parse_beside
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.parse import restore_shape
