@@ -214,7 +214,7 @@ def gradients_of(
     results = {name: given[name] for name in ("dout", "out", "lse")}
     tensors = {name: given[name] for name in TENSORS}
     into = {f"d{name}": given[f"d{name}"] for name in TENSORS}
-    beside, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
+    score_arrays, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
     written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **results, **written})
     if block_mask is not None:
@@ -223,13 +223,13 @@ def gradients_of(
     arguments["dropout_p"] = check_dropout(given["dropout_p"])
     deterministic = check_flag("deterministic", given["deterministic"])
     read = read_by_function(mods[0])
-    named = {**read, **tensors, **beside, **into}
+    named = {**read, **tensors, **score_arrays, **into}
     wrt = check_wrt(given["wrt"], named, read)
     functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
     problem, operands, lengths, shapes, view, ndim = call_of(arguments, functions, xp)
     dout, out, lse = check_results(results, tensors["q"], shapes, xp)
     its = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
-    inputs = {**tensors, **results, **beside, **{name: given[name] for name in lengths}}
+    inputs = {**tensors, **results, **score_arrays, **{name: given[name] for name in lengths}}
     check_gradients(into, {**inputs, **functions.read}, xp)
     operands = operands._replace(out=its.out)
     if xp is not np:

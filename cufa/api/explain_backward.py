@@ -86,9 +86,9 @@ def explain_backward(
     xp = array_module(q, k, v, None)
     dropout_p = check_dropout(dropout_p)
     check_dropout_seed(seed, dropout_p)
-    beside = arrays_of(locals())
+    score_arrays = arrays_of(locals())
     read = read_by_function(score_mod)
-    wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **beside}, read)
+    wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **score_arrays}, read)
     mods = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None)
     problem, _ = parsed({**locals(), "return_lse": True}, mods, xp)
     if xp is np:

@@ -35,7 +35,7 @@ from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, arrays_of, parse_beside
+from cufa.problem.extras import Extras, arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -373,8 +373,8 @@ def parsed(
     for name in ("bias", "mask"):
         if of_score[name] is not None and _ANY in (longest_q, longest_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
-    reads, views = parse_beside(of_score, mods, 4, problem.sizes, xp)
-    return problem.reading(*reads), operands._replace(beside=views), lengths, xp
+    reads, views = parse_score_arrays(of_score, mods, 4, problem.sizes, xp)
+    return problem.reading(*reads), operands._replace(score_arrays=views), lengths, xp
 
 
 def _longest(name: str, most: int | None) -> int:

@@ -54,9 +54,9 @@ def attention_backward(
     -----
     FlashAttention-2 (Dao 2023, algorithm 2).
     """
-    q, k, v, _, beside, seed = operands
-    if problem.of(Dropout) and "numbers" not in beside:
-        beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
+    q, k, v, _, score_arrays, seed = operands
+    if problem.of(Dropout) and "numbers" not in score_arrays:
+        score_arrays = {**score_arrays, "numbers": numbers(problem.batch, problem.heads_q)}
     step = plan(problem)
     # Infinities and NaN in the inputs, and gradients too large for float16, are the caller's
     # business.
@@ -70,14 +70,14 @@ def attention_backward(
                 bias = part_of(into.bias, *of_queries)
                 its = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
                 its_results = Results(*(x[of_queries] for x in results))
-                its_beside = beside and of_heads(beside, batch, heads)
+                its_arrays = score_arrays and of_heads(score_arrays, batch, heads)
                 tiles = [
                     _Queries(
                         problem,
                         rows,
                         q[of_queries],
                         its_results,
-                        its_beside,
+                        its_arrays,
                         functions.of(batch, heads),
                         seed,
                         its,
@@ -147,7 +147,7 @@ class _Queries:
     q : ndarray, (batch, heads_q, seq_q, head_dim)
     results : Results
         The results of all queries, those of other tiles too.
-    beside : mapping
+    score_arrays : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
     functions : Functions
         The caller's functions, of these sequences and heads.
@@ -169,7 +169,7 @@ class _Queries:
         rows: slice,
         q: np.ndarray,
         results: Results,
-        beside: Mapping[str, np.ndarray],
+        score_arrays: Mapping[str, np.ndarray],
         functions: Functions,
         seed: int,
         into: Gradients,
@@ -186,7 +186,7 @@ class _Queries:
         none = results.lse[:, :, rows, None] == -np.inf
         if none.any():  # rows that see no key, whatever the gradient of their results is
             self._dout = np.where(none, np.zeros((), self._dout.dtype), self._dout)
-        self._score = Score(problem, rows, self._stacked, beside, functions, seed)
+        self._score = Score(problem, rows, self._stacked, score_arrays, functions, seed)
         self._seen = Seen(problem, rows)
         lse = self._below(results.lse[:, :, rows, None])
         self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key

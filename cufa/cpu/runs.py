@@ -67,10 +67,10 @@ class Run(NamedTuple):
         """Return the call of these sequences, from the problem and the operands of all."""
         q, out = (self.queries.of(x) for x in (operands.q, operands.out))
         k, v = (self.keys.of(x) for x in (operands.k, operands.v))
-        beside = dict(operands.beside)
+        score_arrays = dict(operands.score_arrays)
         if problem.of(Dropout):
-            beside["numbers"] = numbers(problem.sequences or problem.batch, problem.heads_q)
-        of_run = {name: x if x.ndim == 1 else x[self.some] for name, x in beside.items()}
+            score_arrays["numbers"] = numbers(problem.sequences or problem.batch, problem.heads_q)
+        of_run = {name: x if x.ndim == 1 else x[self.some] for name, x in score_arrays.items()}
         one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
         return one, Operands(q, k, v, out, of_run, operands.seed)
 

@@ -24,7 +24,7 @@ class Score:
     stacked : tuple of int
         Sequences, K/V heads, and rows of all heads of a group: the shape of their scores, but for
         the keys.
-    beside : mapping
+    score_arrays : mapping
         Arrays of these sequences and query heads, by argument, with all axes of their parts.
     functions : Functions
         The caller's functions, of these sequences and query heads.
@@ -44,13 +44,13 @@ class Score:
         problem: Problem,
         rows: slice,
         stacked: tuple[int, int, int],
-        beside: Mapping[str, np.ndarray],
+        score_arrays: Mapping[str, np.ndarray],
         functions: Functions,
         seed: int,
     ) -> None:
         self.problem, self.rows, self.stacked, self.functions = problem, rows, stacked, functions
         diagonal = problem.seq_kv - problem.seq_q
-        self._all = Tile(rows, slice(0, 0), stacked, diagonal, beside, seed)
+        self._all = Tile(rows, slice(0, 0), stacked, diagonal, score_arrays, seed)
         features = problem.features
         self._hiding = [f for f in features if type(f).hidden is not Feature.hidden]
         self._dropping = [f for f in features if type(f).drop is not Feature.drop]

@@ -237,7 +237,7 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
 def check_function_arrays(
     functions: TracedFunctions, sizes: Sizes, xp: ModuleType, why: str
 ) -> None:
-    """Refuse arrays that a caller's own expressions cannot read on the GPU; as `parse_beside`."""
+    """Refuse arrays that a caller's functions cannot read; as `parse_score_arrays`."""
     for name, array in zip(functions.names, functions.arrays, strict=True):
         if module_of(name, array) is not xp:
             raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
@@ -248,7 +248,7 @@ def check_function_arrays(
             raise ValueError(f"{name} has shape {array.shape}: {complaint}")
 
 
-def parse_beside(
+def parse_score_arrays(
     arrays: Mapping[str, Array | None],
     functions: TracedFunctions,
     ndim: int,

@@ -16,7 +16,7 @@ from cufa.arrays import Array, Ints, Operands, as_bhsd
 from cufa.checks import check_devices, check_dtypes, check_layout, check_out
 from cufa.features import values_of
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
-from cufa.problem.extras import arrays_of, parse_beside
+from cufa.problem.extras import arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, from_shapes
 
@@ -76,11 +76,11 @@ def parse(
         asked=values_of(arguments),
         shown=shown or (q.shape, k.shape, v.shape),
     )
-    beside = arrays_of(arguments)
-    reads, views = parse_beside(beside, functions, q.ndim, problem.sizes, xp)
+    score_arrays = arrays_of(arguments)
+    reads, views = parse_score_arrays(score_arrays, functions, q.ndim, problem.sizes, xp)
     problem = problem.reading(*reads)._replace(returns_lse=bool(arguments.get("return_lse")))
-    operands = operands._replace(beside=views)
-    inputs |= {name: array for name, array in beside.items() if array is not None}
+    operands = operands._replace(score_arrays=views)
+    inputs |= {name: array for name, array in score_arrays.items() if array is not None}
     inputs |= functions.read
     for name, most in (("lengths_k", problem.seq_kv), ("lengths_q", problem.seq_q)):
         lengths = arguments.get(name)

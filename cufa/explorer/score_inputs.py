@@ -20,7 +20,7 @@ DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
 """The arguments that are arrays; `drawn` makes random ones."""
 
 
-class Beside(NamedTuple):
+class ScoreInputs(NamedTuple):
     """Inputs of a problem next to q, k and v.
 
     Attributes
@@ -46,7 +46,7 @@ class Beside(NamedTuple):
     block_mask: BlockMask | None = None
     seed: int = 0
 
-    def on(self, xp: Any) -> Beside:
+    def on(self, xp: Any) -> ScoreInputs:
         """Return the same with all arrays but those that functions read as ones of a module.
 
         TypeError where functions read other arrays, or are C++: their results cannot be checked.
@@ -88,13 +88,13 @@ def _info(array: Array) -> ArrayInfo:
     return ArrayInfo(array.shape, array.strides, array.dtype)
 
 
-NOTHING_BESIDE = Beside()
+NO_SCORE_INPUTS = ScoreInputs()
 
 
-def drawn(problem: Problem, xp: Any) -> Beside:
+def drawn(problem: Problem, xp: Any) -> ScoreInputs:
     """Return random arrays for what a problem reads."""
     arrays = {
         part.argument: READINGS[part.argument].random(part, problem, xp, seed)
         for seed, part in enumerate(map(part_named, problem.reads), 3)
     }
-    return Beside(arrays=arrays)
+    return ScoreInputs(arrays=arrays)
