@@ -298,8 +298,10 @@ def attention(
     seed = check_dropout_seed(seed, dropout_p)
     extras = NO_EXTRAS
     read: tuple[Any, ...] = ()
-    alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
-    if dropout_p or mods.parts or not alone:
+    no_arrays = (
+        alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
+    )
+    if dropout_p or mods.parts or not no_arrays:
         lengths = () if lengths_k is lengths_q is None else (lengths_k, lengths_q)
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)

@@ -211,12 +211,12 @@ def gradients_of(
         traced functions, and the module that arrays belong to.
     """
     arguments = {**given, "out": None, "return_lse": True}
-    results = {name: given[name] for name in ("dout", "out", "lse")}
+    forward = {name: given[name] for name in ("dout", "out", "lse")}
     tensors = {name: given[name] for name in TENSORS}
     into = {f"d{name}": given[f"d{name}"] for name in TENSORS}
     score_arrays, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
     written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
-    xp = module_of_all({**tensors, **results, **written})
+    xp = module_of_all({**tensors, **forward, **written})
     if block_mask is not None:
         arguments["mask_mod"] = mask_mod_of(block_mask, given["mask_mod"])
     mods = arguments["score_mod"], arguments["mask_mod"]
@@ -227,14 +227,14 @@ def gradients_of(
     wrt = check_wrt(given["wrt"], named, read)
     functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
     problem, operands, lengths, shapes, view, ndim = call_of(arguments, functions, xp)
-    dout, out, lse = check_results(results, tensors["q"], shapes, xp)
-    its = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
-    inputs = {**tensors, **results, **score_arrays, **{name: given[name] for name in lengths}}
+    dout, out, lse = check_results(forward, tensors["q"], shapes, xp)
+    results = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
+    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in lengths}}
     check_gradients(into, {**inputs, **functions.read}, xp)
-    operands = operands._replace(out=its.out)
+    operands = operands._replace(out=results.out)
     if xp is not np:
         return gradients_on_gpu(
-            *(problem, operands, its, named),
+            *(problem, operands, results, named),
             tuple(given.get(name) for name in ARRAYS),
             lengths,
             functions,
@@ -251,9 +251,9 @@ def gradients_of(
     gradients = made(wrt, named, host_functions.is_called)
     views = gradients.viewed(view, ndim)
     if problem.kv == "Dense":
-        on_cpu(problem, operands, its, views, host_functions)
+        on_cpu(problem, operands, results, views, host_functions)
     else:
-        backward_of_lengths(problem, operands, its, views, lengths, host_functions)
+        backward_of_lengths(problem, operands, results, views, lengths, host_functions)
     return returned(wrt, gradients, named)
 
 
@@ -278,14 +278,14 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
     """
     found: dict[str, np.ndarray] = {}
     for name in wrt:
-        array, its = given[name], given.get(f"d{name}")
+        array, target = given[name], given.get(f"d{name}")
         if name not in TENSORS:
             # One number of an array that a function reads may have as many addends as scores.
             found[name] = np.zeros(array.shape, np.float32 if name in WRT else np.float64)
-        elif its is None or apart:
+        elif target is None or apart:
             found[name] = np.empty(array.shape, array.dtype)
         else:
-            found[name] = np.asarray(its)
+            found[name] = np.asarray(target)
     read = {name: found.pop(name) for name in wrt if name not in WRT}
     return Gradients(**found, read=read)
 
@@ -296,12 +296,12 @@ def returned(
     """Return gradients as the caller wants them; arguments as in `made`."""
     found = []
     for name in wrt:
-        its = given.get(f"d{name}") if name in TENSORS else None
+        target = given.get(f"d{name}") if name in TENSORS else None
         gradient = getattr(gradients, name) if name in WRT else gradients.read[name]
-        if its is None:
+        if target is None:
             gradient = gradient.astype(given[name].dtype, copy=False)
-        elif gradient is not its:
-            its[...] = gradient
-            gradient = its
+        elif gradient is not target:
+            target[...] = gradient
+            gradient = target
         found.append(gradient)
     return tuple(found)

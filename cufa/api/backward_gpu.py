@@ -37,7 +37,7 @@ def traced(
 def gradients_on_gpu(
     problem: Problem,
     operands: Operands,
-    its: Results,
+    results: Results,
     given: Mapping[str, Any],
     arrays: tuple[Any, ...],
     lengths: Mapping[str, Array | None],
@@ -54,7 +54,7 @@ def gradients_on_gpu(
     ----------
     problem : Problem
     operands : Operands
-    its : Results
+    results : Results
     given : mapping
         The arrays that `wrt` may name, and dq, dk and dv: None for those that the caller has no
         place for.
@@ -93,5 +93,5 @@ def gradients_on_gpu(
         if name not in WRT and name not in mods.sums:  # the function only refers to it
             array.fill(0)
     tensors = backward.Tensors(operands.q, operands.k, operands.v)
-    backward.attention_backward(problem, tensors, its, views, extras, deterministic, ndim)
+    backward.attention_backward(problem, tensors, results, views, extras, deterministic, ndim)
     return tuple(found.values())

@@ -68,19 +68,19 @@ def attention_backward(
                 dQ = _Sum(into.q, of_queries)
                 sinks = None if into.sinks is None else into.sinks[heads]
                 bias = part_of(into.bias, *of_queries)
-                its = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
-                its_results = Results(*(x[of_queries] for x in results))
-                its_arrays = score_arrays and of_heads(score_arrays, batch, heads)
+                sums = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
+                part_results = Results(*(x[of_queries] for x in results))
+                part_arrays = score_arrays and of_heads(score_arrays, batch, heads)
                 tiles = [
                     _Queries(
                         problem,
                         rows,
                         q[of_queries],
-                        its_results,
-                        its_arrays,
+                        part_results,
+                        part_arrays,
                         functions.of(batch, heads),
                         seed,
-                        its,
+                        sums,
                     )
                     for rows in spans(0, problem.seq_q, step.rows)
                 ]
@@ -205,8 +205,8 @@ class _Queries:
 
     def _below(self, x: np.ndarray) -> np.ndarray:
         """Return rows of heads, with those of a group below each other, float32."""
-        its = np.asarray(x, np.float32).reshape(*self._stacked, x.shape[-1])
-        return np.ascontiguousarray(its)
+        part = np.asarray(x, np.float32).reshape(*self._stacked, x.shape[-1])
+        return np.ascontiguousarray(part)
 
     def _by_head(self, x: np.ndarray) -> np.ndarray:
         """Return the opposite: (batch, heads_q, rows, ...)."""

@@ -43,6 +43,6 @@ def backward_of_lengths(
             v=None if into.v is None else keys.of(into.v),
             bias=part_of(into.bias, run.some, slice(None), slice(queries.used), slice(keys.used)),
         )
-        one, its = run.call(problem, operands)
+        one, of_call = run.call(problem, operands)
         given = Results(*map(queries.of, results))
-        attention_backward(one, its, given, of_run, functions.beginning_with(run.some.start))
+        attention_backward(one, of_call, given, of_run, functions.beginning_with(run.some.start))

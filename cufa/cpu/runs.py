@@ -33,8 +33,8 @@ class Rows(NamedTuple):
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """View (1, heads, rows, ...) as (sequences, heads, used, ...)."""
-        its = x[0, :, self.first : self.first + self.sequences * self.length]
-        by_sequence = its.reshape(len(its), self.sequences, self.length, *its.shape[2:])
+        rows = x[0, :, self.first : self.first + self.sequences * self.length]
+        by_sequence = rows.reshape(len(rows), self.sequences, self.length, *rows.shape[2:])
         return by_sequence.swapaxes(0, 1)[:, :, : self.used]
 
 

@@ -102,9 +102,9 @@ class Score:
         """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
         hidden: np.ndarray | None = None
         for feature in self._hiding:
-            its = feature.hidden(self._tile(keys))
-            if its is not None:
-                hidden = its if hidden is None else hidden | its
+            more = feature.hidden(self._tile(keys))
+            if more is not None:
+                hidden = more if hidden is None else hidden | more
         seen = self.functions.seen(self.rows, keys)
         if seen is None:
             return hidden

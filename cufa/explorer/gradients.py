@@ -191,9 +191,9 @@ class GradientOracle:
         self._right: list[tuple[Array, ...]] = []
         bounds = []
         for b, h in self._heads:
-            its = self._of_heads(arrays, b, h)
-            exact = self._differentiated(b, h, [x.astype(np.float64) for x in its], lambda x: x)
-            naive = self._differentiated(b, h, its, rounded)
+            part = self._of_heads(arrays, b, h)
+            exact = self._differentiated(b, h, [x.astype(np.float64) for x in part], lambda x: x)
+            naive = self._differentiated(b, h, part, rounded)
             self._right.append(exact)
             bounds.append([self._bound(*pair, rounded) for pair in zip(exact, naive, strict=True)])
         self._bounds = [max(each) for each in zip(*bounds, strict=True)]
@@ -202,8 +202,8 @@ class GradientOracle:
         """Compare dq, dk and dv, which are contiguous."""
         xp, errors = self._xp, [0.0, 0.0, 0.0]
         for (b, h), exact in zip(self._heads, self._right, strict=True):
-            its = self._of_heads((results[0], *results), b, h)[1:]
-            for i, (found, right) in enumerate(zip(its, exact, strict=True)):
+            part = self._of_heads((results[0], *results), b, h)[1:]
+            for i, (found, right) in enumerate(zip(part, exact, strict=True)):
                 errors[i] = max(errors[i], float(xp.abs(found - right).max()))
         for name, array, error, bound in zip(TENSORS, results, errors, self._bounds, strict=True):
             if not is_finite(xp, array):
@@ -275,9 +275,9 @@ class GradientOracle:
         for name, array in self._inputs.arrays.items():
             if name == "sinks":
                 continue
-            its = all_axes(name, array, self._inputs.ndim, p.sizes, xp)
-            kind = its.dtype if its.dtype in (np.bool_, np.uint8) else products.dtype
-            score[name] = self._of_head(its, b, h) if its.ndim < 3 else its[b, h, rows].astype(kind)
+            x = all_axes(name, array, self._inputs.ndim, p.sizes, xp)
+            kind = x.dtype if x.dtype in (np.bool_, np.uint8) else products.dtype
+            score[name] = self._of_head(x, b, h) if x.ndim < 3 else x[b, h, rows].astype(kind)
         at = Places(
             b,
             h,

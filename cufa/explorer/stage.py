@@ -16,7 +16,7 @@ from cufa.explorer.race import Duel, duel
 from cufa.explorer.score_inputs import ScoreInputs, drawn
 from cufa.explorer.work import memory_bound
 from cufa.features.random_arrays import normal
-from cufa.launch.loaded import Loaded
+from cufa.launch.loaded import LoadedKernel
 from cufa.planner.plan import plan_tiles
 from cufa.problem.extras import placed
 from cufa.problem.problem import Problem
@@ -98,12 +98,12 @@ class Stage:
         chosen = plan_tiles(self._problem, self._device, variant)
         function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
         extras = self.inputs.extras
-        loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice(), extras)
+        loaded = LoadedKernel(variant, function, self.xp.cuda.runtime.getDevice(), extras)
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
         q, k, v, out = (x.data.ptr for x in self._taken)
         numbers = placed(self._problem.reads, self.inputs.ndim, self._problem.sizes, extras)
-        run = loaded.launch(chosen, self._problem, shapes, strides, q, numbers, extras)
+        run = loaded.prepared(chosen, self._problem, shapes, strides, q, numbers, extras)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)
         addresses = self.inputs.addresses(self._problem, variant)
         inputs = (workspace.data.ptr,) if chosen.workspace_floats else addresses

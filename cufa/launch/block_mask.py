@@ -8,7 +8,7 @@ from cufa.arrays import Array, ArrayInfo
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.problem.extras import Extras, check_function_arrays, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
@@ -47,7 +47,7 @@ def fill(
     launcher = ready(
         Instance(SPEC.name, (), (), mask.parts), -(-kinds.size // _TILES), SPEC.threads
     )
-    Launch(launcher, filled(kinds, mask, sizes, block))()
+    PreparedLaunch(launcher, filled(kinds, mask, sizes, block))()
     block_lists.launcher_of(1)  # compiles what the first call with the mask needs
 
 

@@ -151,7 +151,7 @@ def replay(
     try:
         call.launch(*addresses)
     except NotSetAsideError:
-        other = kind.alone(key, q_at)
+        other = kind.fallback(key, q_at)
         if other is None:
             raise
         if other.needs_memory:

@@ -14,8 +14,8 @@ from cufa.device import Device
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
-from cufa.launch.loaded import Loaded
+from cufa.launch.launch import PreparedLaunch
+from cufa.launch.loaded import LoadedKernel
 from cufa.launch.signature import Key, Signature, remember
 from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
@@ -34,7 +34,7 @@ class PreparedCall(NamedTuple):
 
     Attributes
     ----------
-    launch : Launch
+    launch : PreparedLaunch
         It is given the addresses of q, k, v, the result and its LSE, and those of `Extras.flat` and
         the seed, or that of the workspace.
     variant : Variant
@@ -52,7 +52,7 @@ class PreparedCall(NamedTuple):
         out.
     """
 
-    launch: Launch
+    launch: PreparedLaunch
     variant: Variant
     shape: Ints
     lse_shape: Ints
@@ -125,7 +125,7 @@ class Kind:
         self.has_block_mask = problem.of(Blocks) is not None
         self._device, self._device_id = device, device_id
         self._planner = planner
-        self._loaded: dict[Variant, Loaded] = {}
+        self._loaded: dict[Variant, LoadedKernel] = {}
 
     def prepare(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call; None if it is empty.
@@ -158,7 +158,7 @@ class Kind:
         self.latest = key, call
         return call
 
-    def alone(self, key: Key, address: int) -> PreparedCall | None:
+    def fallback(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call whose blocks share no memory; None if there is no other way.
 
         Parameters
@@ -166,8 +166,8 @@ class Kind:
         key, address
             As in `prepare`.
         """
-        otherwise = self._planner.otherwise
-        return None if otherwise is None else self._prepared(Signature.of(key), address, otherwise)
+        planner = self._planner.fallback
+        return None if planner is None else self._prepared(Signature.of(key), address, planner)
 
     def _plain(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call on 4-D arrays that its kernel takes as they are; None if it is another.
@@ -191,7 +191,7 @@ class Kind:
         floats = plan.workspace_floats
         if floats or not self._viewer.is_plain(aligned, strides, loaded.tma):
             return None
-        launch = loaded.launch(plan, problem, (q, k, v, result), strides, address, (), NO_EXTRAS)
+        launch = loaded.prepared(plan, problem, (q, k, v, result), strides, address, (), NO_EXTRAS)
         return PreparedCall(launch, plan.variant, result, result[:3], False, 0, (), ())
 
     def _prepared(
@@ -217,7 +217,7 @@ class Kind:
         address &= -ALIGNMENT  # that of an array which may be copied
         floats = plan.workspace_floats
         return PreparedCall(
-            loaded.launch(plan, problem, views.shapes, strides, address, numbers, extras),
+            loaded.prepared(plan, problem, views.shapes, strides, address, numbers, extras),
             plan.variant,
             shape,
             result[:3] if len(shape) == 4 else shape[:-1],
@@ -247,11 +247,11 @@ class Kind:
             return problem._replace(sequences=sequences)
         return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
 
-    def _load(self, variant: Variant) -> Loaded:
+    def _load(self, variant: Variant) -> LoadedKernel:
         function = jit.kernel(variant, self._device, self._device_id)
-        loaded = Loaded(variant, function, self._device_id, self._extras)
+        loaded = LoadedKernel(variant, function, self._device_id, self._extras)
         if not is_capturing():
             loaded.reserve()
-            if self._planner.otherwise is not None:  # what may be captured instead needs counters
+            if self._planner.fallback is not None:  # what may be captured instead needs counters
                 counters.of_device(self._device_id).reserve()
         return self._loaded.setdefault(variant, loaded)
