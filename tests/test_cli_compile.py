@@ -339,7 +339,7 @@ def test_what_was_compiled_ahead_runs(
         raise AssertionError("it was compiled again")
 
     jit._kernel.cache_clear()
-    calls._kinds.clear()
+    calls._prepared.clear()
     monkeypatch.setattr(jit, "module", refuse)
     assert (cufa.attention(q, q, q, causal=True) == expected).all()
 

@@ -31,7 +31,6 @@ from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan
@@ -331,11 +330,10 @@ def attention(
         extras = extras._replace(lengths=tuple(on_device))
     if fp8 is not None:
         return fp8_gpu.attention(fp8, problem, out, return_lse, layout, kernel, extras)
-    device_id = xp.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
-    kind = Kind(problem, layout, device, device_id, planner, extras)
-    return calls.run(q, k, v, out, return_lse, options, kind, extras)
+    return calls.run(
+        *(q, k, v, out, return_lse, options, extras, problem, layout, kernel),
+        batch_invariant=batch_invariant,
+    )
 
 
 @arguments_of(attention)
@@ -382,7 +380,7 @@ def explain(
         return cpu.plan(problem)
     if fp8 is not None:
         return fp8_gpu.planned(fp8, problem, options["kernel"])
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device = devices.current()
     kernel, invariant = options["kernel"], options["batch_invariant"]
     return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 

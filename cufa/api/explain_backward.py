@@ -94,7 +94,7 @@ def explain_backward(
     if xp is np:
         differentiable(score_mod, mask_mod, read.keys() & {*wrt})
         return cpu.plan(problem)
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device = devices.current()
     sums = Gradients(
         bias=bias if "bias" in wrt else None,
         read={name: array for name, array in read.items() if name in wrt},

@@ -31,7 +31,6 @@ from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -257,14 +256,11 @@ def attention_varlen(
         return _on_cpu(problem, operands, arguments, lengths)
     if fp8 is not None:
         fp8_gpu.planned(fp8, problem, kernel)  # which refuses sequences in one array
-    device_id = xp.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    planner = Planner(problem, device, kernel)
     if problem.sequences == 0:
+        Planner(problem, devices.current(), kernel)  # which refuses a kernel that cannot be
         return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
-    kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
-    result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
+    result = calls.run(q1, k1, v1, out1, return_lse, options, extras, problem, LAYOUT, kernel)
     result = _without_batch(result, out, return_lse)
     if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
         return result
@@ -315,7 +311,7 @@ def explain_varlen(
         return cpu_attention.plan(problem.alike)
     if fp8 is not None:
         fp8_gpu.planned(fp8, problem, options["kernel"])  # which refuses sequences in one array
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device = devices.current()
     return Planner(problem, device, options["kernel"]).explained(problem)
 
 

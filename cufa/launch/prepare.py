@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Ints
 from cufa.compiler import jit
-from cufa.device import Device
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
@@ -24,6 +24,7 @@ from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 _CALLS = 128  # of a kind that are remembered
 _SEEN = 1024  # keys of calls that came once
@@ -46,7 +47,7 @@ class PreparedCall(NamedTuple):
     workspace_floats : int
         float32 numbers that each call gives memory for.
     copies : tuple of str
-        Which of q, k, v and out the kernel does not take as they are, see `Kind.names`.
+        Which of q, k, v and out the kernel does not take as they are, see `PreparedCalls.names`.
     extents : tuple
         Where out, q, k, v and extras begin and end, counted from their addresses; empty without an
         out.
@@ -70,20 +71,18 @@ class PreparedCall(NamedTuple):
         return True
 
 
-class Kind:
-    """Calls that differ in nothing but sizes, strides and addresses.
+class PreparedCalls:
+    """Calls of a kind: those that differ in nothing but sizes, strides and addresses.
 
     Parameters
     ----------
     problem : Problem
-        The problem of one of them.
+        The problem of one of them, with its arrays on the current device.
     layout : str
-    device : Device
-    device_id : int
-        The current device.
-    planner : Planner
     extras : Extras
         The extras of one of them.
+    kernel, batch_invariant, num_splits
+        As in `cufa.planner.attention.Planner`.
     padded : bool
         Whether zeros follow the rows of K and V, up to whole chunks of `ALIGNMENT` bytes.
 
@@ -99,18 +98,26 @@ class Kind:
         Calls that came twice and are prepared, the oldest first.
     latest : tuple
         The key of the latest one that has been prepared, and the call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `Planner`.
     """
 
     def __init__(
         self,
         problem: Problem,
         layout: str,
-        device: Device,
-        device_id: int,
-        planner: Planner,
         extras: Extras,
+        kernel: str | Variant | None = None,
+        *,
+        batch_invariant: bool = False,
+        num_splits: int | None = None,
         padded: bool = False,
     ) -> None:
+        import cupy
+
         self.problem = problem
         self.layout = layout
         self.calls: dict[Key, PreparedCall] = {}
@@ -123,8 +130,10 @@ class Kind:
         self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
         self._reads = problem.reads  # whatever the lengths
         self.has_block_mask = problem.of(Blocks) is not None
-        self._device, self._device_id = device, device_id
-        self._planner = planner
+        self._device_id = cupy.cuda.runtime.getDevice()
+        self._device = device = devices.of_id(self._device_id)
+        table = user_table(device) if problem.kv == "Dense" else None  # others are not tuned
+        self._planner = Planner(problem, device, kernel, table, batch_invariant, num_splits)
         self._loaded: dict[Variant, LoadedKernel] = {}
 
     def prepare(self, key: Key, address: int) -> PreparedCall | None:
