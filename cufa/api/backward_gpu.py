@@ -30,7 +30,9 @@ def traced(
             "score_mod is C++, which cannot be differentiated: give a Python function of it"
         )
     if kernel is not None:
-        raise ValueError(f"kernel: gradients have one kernel a dtype: leave {kernel!r} out")
+        raise ValueError(
+            f"kernel: the dtype and the GPU choose that of gradients: leave {kernel!r} out"
+        )
     return trace(score_mod, mask_mod, tuple(name for name in wrt if name not in WRT))
 
 
