@@ -62,6 +62,7 @@ ARGUMENTS = {
     "clear_rows": "ClearRowsParams",
     "bwd_sums": "BackwardSumsParams",
     "quantize": "QuantizeParams",
+    "append8": "AppendParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

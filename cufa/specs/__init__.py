@@ -12,6 +12,7 @@ import functools
 from cufa.device import Device
 from cufa.specs import (
     append,
+    append8,
     block_lists,
     block_mask,
     bwd_dkv_wgmma,
@@ -55,7 +56,7 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, merge, block_mask, block_lists, clear_rows, quantize),
+        *(append, append8, merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }
