@@ -150,6 +150,27 @@ class Cache:
         held = self._layer(layer)
         return held.k, held.v
 
+    def scales(self, layer: int = 0) -> tuple[Array, Array]:
+        """Return the scales of a layer's keys and values, as `decode` takes them.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        k_scale, v_scale : array of float32, or None
+            (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
+            layout: always the same memory. None where the cache has no 8 bits.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer.
+        """
+        held = self._layer(layer)
+        return held.k_scale, held.v_scale
+
     def _layer(self, layer: int) -> Layer:
         """Return a layer of these sequences; made once."""
         held = self._layers.get(layer) if type(layer) is int else None
@@ -458,6 +479,7 @@ class Cache:
         """
         caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
         places = {"lengths": held.lengths, "block_table": held.block_table}
+        places |= {"k_scale": held.k_scale, "v_scale": held.v_scale}
         parse_decode({**arguments, **caches, **places})
         if not self._in_use.any():
             raise none_allocated(self._rows.start, len(self))
@@ -568,6 +590,8 @@ class Cache:
             True,
             lengths=held.lengths,
             block_table=held.block_table,
+            k_scale=held.k_scale,
+            v_scale=held.v_scale,
             causal=causal,
             window=window,
             attention_chunk=attention_chunk,

@@ -56,6 +56,8 @@ class Layer:
     ----------
     k, v : array
         As in `Cache.layer`.
+    k_scale, v_scale : array or None
+        As in `Cache.scales`.
     lengths, block_table : array
         As in `Tokens`, for these sequences.
     """
@@ -64,12 +66,18 @@ class Layer:
         self._store, self._sequences = store, rows.stop - rows.start
         k, v = store.k[number], store.v[number]
         self.k, self.v = (k, v) if store.pages is not None else (k[rows], v[rows])
+        scales = [None if x is None else x[number] for x in (store.k_scale, store.v_scale)]
+        if store.pages is None:
+            scales = [None if x is None else x[rows] for x in scales]
+        self.k_scale, self.v_scale = (
+            x if x is None or store.layout == "bhsd" else x.swapaxes(1, 2) for x in scales
+        )
         starts, self.lengths = store.device[0, rows], store.device[1, rows]
         self.block_table = None if store.table is None else store.table[rows]
         # The part of `Tokens` that is the same for all tokens.
         self._held = Tokens(
             *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
-            *(starts, self.lengths, self.block_table, store.rotaries[number]),
+            *(starts, self.lengths, self.block_table, store.rotaries[number], *scales),
         )
         self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
         self._launches: dict[Key | None, Launch] = {}
@@ -124,7 +132,7 @@ class Layer:
         module_of_all({"the cache": store.k, **arrays})
         if xp is np:
             arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        check_dtypes({"the cache": store.k, **arrays})
+        check_dtypes(arrays if store.kind else {"the cache": store.k, **arrays})
         for name, array in arrays.items():
             if array.ndim != 4:
                 raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")

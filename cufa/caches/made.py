@@ -14,6 +14,7 @@ from cufa.caches.pages import Pages
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
 from cufa.dtypes import DTYPES
+from cufa.quantized.rows import KINDS, Kind
 from cufa.specs import MAX_HEAD_DIM
 
 
@@ -59,8 +60,12 @@ def made(
     )
 
 
-def _dtype(dtype: Any) -> np.dtype:
-    needed = f"dtype must be one of {', '.join(DTYPES)}, as a string or a NumPy dtype"
+def _dtype(dtype: Any) -> np.dtype | Kind:
+    """Return a dtype, or the kind of numbers of 8 bits."""
+    names = ", ".join((*DTYPES, *KINDS))
+    needed = f"dtype must be one of {names}, as a string or a NumPy dtype"
+    if isinstance(dtype, str) and dtype in KINDS:
+        return KINDS[dtype]
     if not isinstance(dtype, (str, type, np.dtype)):
         shown = repr(dtype)
         raise TypeError(f"{needed}, not {shown if len(shown) < 40 else type(dtype).__name__}")
@@ -68,6 +73,9 @@ def _dtype(dtype: Any) -> np.dtype:
         known = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except Exception:  # which one depends on the kind of nonsense
         raise TypeError(f"{needed}, not {dtype!r}") from None
+    for kind in KINDS.values():
+        if known == kind.on_host:
+            return kind
     if not known.isnative or known.name not in DTYPES:
         raise TypeError(f"{needed}, not {shown_dtype(known)}")
     return known
