@@ -63,6 +63,7 @@ ARGUMENTS = {
     "bwd_sums": "BackwardSumsParams",
     "quantize": "QuantizeParams",
     "append8": "AppendParams",
+    "expand8": "ExpandParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

@@ -8,13 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of_all, overlap
+from cufa.arrays import Array, as_bhsd, module_of_all, overlap, whole_chunks
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
+from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
+from cufa.launch import expand as launch_expand
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key, remember
+from cufa.problem.held import Held
 from cufa.problem.tokens import Tokens
 
 _KINDS = 64  # of tokens that are remembered
@@ -123,6 +126,30 @@ class Layer:
             q_at, turned_at = q.data.ptr, turned_q.data.ptr
         run = partial(known, k.data.ptr, v.data.ptr, q_at, turned_at, *self._addresses)
         return NewTokens(run, seq, result, (k, v, q))
+
+    def dequantized(self, dtype: np.dtype, length: int) -> tuple[Array, Array]:
+        """Return keys and values of 8 bits as arrays of a dtype, in one piece.
+
+        Parameters
+        ----------
+        dtype, length
+            As in `Cache.dequantize`, checked.
+        """
+        store, held = self._store, self._held
+        found = []
+        for values, scales in ((held.k_cache, held.k_scale), (held.v_cache, held.v_scale)):
+            sizes = (self._sequences, *values.shape[1:2], length)
+            ordered = sizes if store.layout == "bhsd" else (sizes[0], length, sizes[1])
+            dim = values.shape[3]
+            whole = store.xp.empty((*ordered, whole_chunks(dim, 1)), dtype)
+            out = as_bhsd(whole, store.layout)
+            its = Held(values, scales, self.block_table)
+            if store.xp is np:
+                cpu_expand.expand(its, out[..., :dim])
+            else:
+                launch_expand.expand(its, out)
+            found.append(whole[..., :dim])
+        return found[0], found[1]
 
     def _checked(self, k: Array, v: Array, q: Array | None) -> tuple[Array, Array, Array | None]:
         """Check tokens; return the arrays, or copies where a kernel cannot read them."""

@@ -96,6 +96,8 @@ class Store:
         self.k, self.v = (
             base[..., :d] for base, d in zip(self._bases, self.head_dims, strict=True)
         )
+        self.k_scale: Array
+        self.v_scale: Array
         self.k_scale, self.v_scale = self._scales or (None, None)
         starts = [address_of(base) for base in self._bases]
         self._spans = [(at, at + base.nbytes) for at, base in zip(starts, self._bases, strict=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cufa.problem.rotary import RotaryTables
@@ -31,7 +33,7 @@ def append(tokens: Tokens) -> None:
         return
     kind = kind_of(tokens.k_cache)
     of_k, of_v = quantized_rows(k, kind), quantized_rows(v, kind)
-    kept = tokens.k_cache, tokens.k_scale, tokens.v_cache, tokens.v_scale
+    kept: tuple[Any, ...] = (tokens.k_cache, tokens.k_scale, tokens.v_cache, tokens.v_scale)
     _put(tokens, tuple(zip(kept, (*of_k, *of_v), strict=True)))
 
 

@@ -28,6 +28,7 @@ from cufa.specs import (
     clear_rows,
     decode,
     decode_wgmma,
+    expand8,
     fa1_fp32,
     fa2_fp32,
     fa2_mma,
@@ -56,7 +57,7 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, append8, merge, block_mask, block_lists, clear_rows, quantize),
+        *(append, append8, expand8, merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }
