@@ -207,6 +207,22 @@ def test_what_is_not_finite(rng: np.random.Generator, kind: str) -> None:
     assert np.isfinite(out[0, 0, :5]).all()
 
 
+def test_which_kind_is_more_exact(rng: np.random.Generator) -> None:
+    """int8 by a factor of four, but where a row has a number that is far larger than the others."""
+    x = drawn(rng, 1, 1, 500, 128)
+    with_outlier = x.copy()
+    with_outlier[..., 5] = 100
+    errors = {}
+    for name, rows in (("plain", x), ("outlier", with_outlier)):
+        for kind in KINDS:
+            cache = KVCache(1, 1, 500, 128, dtype=kind)
+            cache.append(rows, rows)
+            error = cache.dequantize(dtype="float32")[0] - rows
+            errors[name, kind] = float(np.sqrt((error**2).mean()))
+    assert 3.5 < errors["plain", "fp8"] / errors["plain", "int8"] < 4.5
+    assert errors["outlier", "fp8"] < errors["outlier", "int8"] / 4
+
+
 def test_refused(rng: np.random.Generator, empty: Any) -> None:
     cache: Any = empty(dtype="fp8", layers=2)
     k, v, q = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV), drawn(rng, 3, 2 * H, 9, D)

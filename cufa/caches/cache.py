@@ -479,12 +479,13 @@ class Cache:
         ----------
         k : array, shape (sequences, heads_kv, n, head_dim)
             Keys, in the dtype and layout of the cache, of the last n positions of each sequence;
-            those that are not new are left out. Where sequences have unequally many new tokens,
+            those that are not new are left out. A cache of 8 bits takes float16, bfloat16 and
+            float32. Where sequences have unequally many new tokens,
             those of each are at the end.
         v : array, shape (sequences, heads_kv, n, head_dim_v)
             Values.
         q : array, shape (sequences, heads_q, n, head_dim), optional
-            Queries of the same tokens, in the same dtype and layout.
+            Queries of the same tokens, in the dtype of k and the same layout.
         layer : int
 
         Returns
