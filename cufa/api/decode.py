@@ -297,8 +297,6 @@ def decode_padded(
     if xp is np:
         refuse_kernel(kernel)
         return _on_cpu(problem, operands, arguments)
-    if problem.kv_dtype is not None:
-        raise NotImplementedError("caches of 8 bits are for NumPy arrays so far")
     device_id = xp.cuda.runtime.getDevice()
     device = devices.of_id(device_id)
     planner = Planner(problem, device, kernel, num_splits=num_splits)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, Ints
+from cufa.arrays import Array, ArrayInfo, Ints
 from cufa.checks import check_devices, shown_dtype
 from cufa.quantized.e4m3 import E4M3
 
@@ -22,6 +22,7 @@ SCALES = ("k_scale", "v_scale")
 """The arguments of `decode` that are scales."""
 
 _CACHES = ("k_cache", "v_cache")
+_AXES = 0, 1, 2
 
 
 def given_scales(arguments: Mapping[str, Any]) -> dict[str, Array]:
@@ -105,6 +106,39 @@ def check_scale_shapes(
 def of_layout(scale: Array, layout: str) -> Array:
     """View scales as (batch, heads, seq), or as (pages, heads, page_size)."""
     return scale if layout == "bhsd" else scale.swapaxes(1, 2)
+
+
+def scale_infos(
+    scales: tuple[ArrayInfo | None, ...], shapes: tuple[Ints, ...], layout: str
+) -> tuple[ArrayInfo, ...]:
+    """Return shape and strides of scales with the axes (batch, heads, seq).
+
+    Parameters
+    ----------
+    scales : tuple of ArrayInfo
+        Those of K and of V as the caller has them.
+    shapes : tuple of tuple of int
+        Those of K and V, (batch, heads, seq, head_dim).
+    layout : str
+
+    Raises
+    ------
+    ValueError
+        They do not fit, as `check_scaled` and `check_scale_shapes` say in words.
+    """
+    found = []
+    for info, shape in zip(scales, shapes, strict=True):
+        if info is None or len(info.shape) != len(_AXES):
+            raise ValueError("scales need three axes")
+        axes = _AXES if layout == "bhsd" else (0, 2, 1)
+        of, steps = (tuple(each[axis] for axis in axes) for each in info[:2])
+        size = info.dtype.itemsize
+        if of != shape[: len(_AXES)] or any(
+            step % size for n, step in zip(of, steps, strict=True) if n > 1
+        ):
+            raise ValueError(f"scales of shape {of} and strides {steps} are not of {shape}")
+        found.append(ArrayInfo(of, steps, info.dtype))
+    return tuple(found)
 
 
 def _dtypes() -> str:
