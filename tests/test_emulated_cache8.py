@@ -108,6 +108,29 @@ def test_the_device_holds_what_the_host_holds(
     )
 
 
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize(("kind", "dtype"), [("fp8", "bfloat16"), ("int8", "float16")])
+def test_decode(rng: np.random.Generator, kind: str, dtype: str, layout: str, paged: bool) -> None:
+    host, there = both(paged, True, dtype=kind, layout=layout)
+    k, v, q = (drawn(rng, dtype, 3, h, 21, d) for h, d in ((H, D), (H, DV), (2 * H, D)))
+    if layout == "bshd":
+        k, v, q = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q))
+    host.extend([21, 9, 0])
+    there.extend([21, 9, 0])
+    for layer in range(2):
+        turned = host.write(k, v, q=q, layer=layer)
+        turned_there = there.write(on_gpu(k), on_gpu(v), q=on_gpu(q), layer=layer)
+    part = np.s_[:, :, -3:] if layout == "bhsd" else np.s_[:, -3:]
+    wide = turned[part].astype(np.float32)
+    expected, lse = host.decode(wide, layer=1, softcap=9.0, return_lse=True)
+    out, lse_there = there.decode(turned_there[part], layer=1, softcap=9.0, return_lse=True)
+    np.testing.assert_allclose(out.get().astype(np.float32), expected, 0.03, 0.03)
+    np.testing.assert_allclose(lse_there.get(), lse, 0.02, 0.02)
+    with pytest.raises(TypeError, match="q has dtype float32: on the GPU, caches of 8 bits take"):
+        there.decode(on_gpu(wide), layer=1)
+
+
 def test_a_write_is_captured(gpu: Gpu, rng: np.random.Generator) -> None:
     _, cache = both(paged=True, rotary=True, dtype="fp8")
     k, v = (on_gpu(drawn(rng, "float16", 3, H, 1, d)) for d in (D, DV))
