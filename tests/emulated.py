@@ -64,6 +64,8 @@ ARGUMENTS = {
     "quantize": "QuantizeParams",
     "append8": "AppendParams",
     "expand8": "ExpandParams",
+    "means8": "AppendParams",
+    "lse_mean": "LseMeanParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

@@ -15,20 +15,24 @@ from test_append import on_gpu_rotary, some_tokens
 from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
+from cufa.compiler import source
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
 from cufa.problem.tokens import Tokens
-from cufa.quantized.rows import KINDS, numbers_of, quantized_rows
+from cufa.quantized.rows import KINDS, MEAN_TOKENS, numbers_of, quantized_rows
 
 runs = pytest.mark.usefixtures("emulated")
 
 
-def in_8_bits(tokens: Tokens, kind: str) -> Tokens:
+def in_8_bits(tokens: Tokens, kind: str, smooth: bool = False) -> Tokens:
     """Return the same tokens for a cache of bytes that stand for NaN, and of such scales."""
     changed: dict[str, Any] = {
         name: np.full(cache.shape, 0x7F, np.uint8).view(KINDS[kind].on_host)
         for name, cache in (("k_cache", tokens.k_cache), ("v_cache", tokens.v_cache))
     }
+    if smooth:
+        b, h, _, d = tokens.k.shape
+        changed["k_mean"] = np.arange(b * h * d, dtype=np.float32).reshape(b, h, d) % 7
     for name in ("k_scale", "v_scale"):
         changed[name] = np.full(tokens.k_cache.shape[:3], np.nan, np.float32)
     return tokens._replace(**changed)
@@ -59,8 +63,10 @@ def assert_agrees(
             expected, got = (np.ascontiguousarray(x).view(np.uint8) for x in (expected, got))
         np.testing.assert_array_equal(got, expected, err_msg=name)
     k, scale = there["k_cache"].get().view(kind.on_host), there["k_scale"].get()
-    np.testing.assert_allclose(scale, here.k_scale, 1e-6)
-    if tokens.rotary is None:
+    np.testing.assert_allclose(scale, here.k_scale, 1e-5)
+    if tokens.k_mean is not None:
+        np.testing.assert_allclose(there["k_mean"].get(), here.k_mean, 1e-5, 1e-5)
+    elif tokens.rotary is None:
         np.testing.assert_array_equal(k.view(np.uint8), here.k_cache.view(np.uint8))
         return
     got, expected = numbers_of(k, scale, np), numbers_of(here.k_cache, here.k_scale, np)
@@ -70,6 +76,8 @@ def assert_agrees(
     steps = np.abs(expected) * 2**-3 + scale[..., None] * (1 if kind.is_integer else 2**-9)
     assert (np.abs(got - expected) <= steps)[differs].all()
     eps = {2: 8e-3, 4: 1e-6}[tokens.k.itemsize]
+    if tokens.turned_q is None:
+        return
     turned_q, q = (x.astype(np.float32) for x in (there["turned_q"].get(), here.turned_q))
     np.testing.assert_allclose(turned_q, q, eps, eps)
 
@@ -119,6 +127,27 @@ def test_bits_are_those_of_the_cpu_where_nothing_is_turned(
         tokens.v[0, 0, 8] = 0
         tokens.k[1, 0, 8, 2], tokens.v[1, 1, 8, 3], tokens.v[2, 0, 7, 1] = np.nan, np.inf, -np.inf
         assert_agrees(in_8_bits(tokens, kind), put)
+
+
+@needs_compiler
+@runs
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_are_taken_off(rng: np.random.Generator, kind: str) -> None:
+    """Those of sequences that begin; others keep theirs, and one that takes no token as well."""
+    for dtype, d, dim, interleaved in (
+        ("bfloat16", 64, 0, False),
+        ("float16", 128, 64, False),
+        ("float32", 256, 256, True),
+        ("bfloat16", 11, 6, True),
+    ):
+        for seq in (1, 40):
+            turns: Any = {"interleaved": interleaved}
+            rotary = cufa.Rotary.of_theta(1e4, dim, 50, **turns) if dim else None
+            tokens = some_tokens(rng, dtype, seq=seq, d=d, dv=d, rotary=rotary)
+            tokens.k[...] += np.array(3 * rng.standard_normal((1, 2, 1, d)), tokens.k.dtype)
+            tokens.k[1, 0, -1, 3], tokens.k[0, 1, -1, 2] = np.nan, np.inf
+            tokens.starts[3], tokens.lengths[3] = 0, 0
+            assert_agrees(in_8_bits(tokens, kind, smooth=True))
 
 
 @needs_compiler
@@ -174,6 +203,11 @@ def test_rows_are_within_half_a_step(rng: np.random.Generator, kind: str) -> Non
     assert (error <= np.maximum(relative, step / 2) * (1 + 1e-5)).all()
     largest = np.abs(x).max(axis=-1)[scales != 1]
     np.testing.assert_allclose(scales[scales != 1] * KINDS[kind].largest, largest, 1e-6)
+
+
+def test_the_kernel_takes_as_many_tokens() -> None:
+    text = source.text("means8")
+    assert f"constexpr int TOKENS = {MEAN_TOKENS};" in text
 
 
 def test_what_is_not_finite() -> None:

@@ -72,11 +72,13 @@ def assert_same(exact: bool, host: Any, there: Any, layout: str) -> None:
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize(
+    ("rotary", "smooth"), [(False, False), (True, False), (True, True)], ids=str
+)
 def test_the_device_holds_what_the_host_holds(
-    rng: np.random.Generator, rotary: bool, kind: str, layout: str, paged: bool
+    rng: np.random.Generator, rotary: bool, smooth: bool, kind: str, layout: str, paged: bool
 ) -> None:
-    caches = both(paged, rotary, dtype=kind, layout=layout)
+    caches = both(paged, rotary, dtype=kind, layout=layout, smooth=smooth)
     puts: list[Any] = [np.asarray, on_gpu]
     for dtype, counts in (("bfloat16", [7, 2, 0]), ("float32", [1, 1, 0]), ("float16", [5, 9, 0])):
         n = max(counts)
@@ -129,6 +131,25 @@ def test_decode(rng: np.random.Generator, kind: str, dtype: str, layout: str, pa
     np.testing.assert_allclose(lse_there.get(), lse, 0.02, 0.02)
     with pytest.raises(TypeError, match="q has dtype float32: on the GPU, caches of 8 bits take"):
         there.decode(on_gpu(wide), layer=1)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_a_smooth_log_sum_exp(rng: np.random.Generator, layout: str) -> None:
+    host, there = both(True, True, dtype="int8", layout=layout, smooth=True)
+    k, v, q = (drawn(rng, "bfloat16", 3, h, 21, d) for h, d in ((H, D), (H, DV), (4 * H, D)))
+    k[:, 1, :, 2:5] += 4
+    if layout == "bshd":
+        k, v, q = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, q))
+    for cache in (host, there):
+        cache.extend([21, 9, 0])
+    for layer in range(2):
+        turned = host.write(k, v, q=q, layer=layer)
+        turned_there = there.write(on_gpu(k), on_gpu(v), q=on_gpu(q), layer=layer)
+    expected, lse = host.decode(turned.astype(np.float32), layer=1, scale=0.3, return_lse=True)
+    out, lse_there = there.decode(turned_there, layer=1, scale=0.3, return_lse=True)
+    np.testing.assert_allclose(out.get().astype(np.float32), expected, 0.03, 0.03)
+    np.testing.assert_allclose(lse_there.get(), lse, 0.02, 0.03)
+    assert np.isneginf(lse[1, :, :12]).all()
 
 
 def test_a_write_is_captured(gpu: Gpu, rng: np.random.Generator) -> None:

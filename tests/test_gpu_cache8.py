@@ -185,3 +185,75 @@ def test_bits_of_a_token_do_not_depend_on_its_batch(
         np.testing.assert_array_equal(
             to_host(contiguous.decode(its, num_splits=3)), to_host(out)[part]
         )
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("d", "dim"), [(64, 64), (128, 0), (40, 22), (256, 64)])
+def test_smooth(
+    cupy: ModuleType,
+    rng: np.random.Generator,
+    d: int,
+    dim: int,
+    kind: str,
+    dtype: str,
+    paged: bool,
+) -> None:
+    """What is held, decode and its log-sum-exp are those of the CPU."""
+    caches = both(cupy, paged, d, dim, dtype=kind, smooth=True)
+    for n, counts in ((300, [300, 70, 0, 0]), (1, [1, 1, 1, 0]), (33, [7, 33, 30, 0])):
+        arrays = [drawn(rng, 4, h, n, d, dtype=dtype) for h in (H, H, 3 * H)]
+        arrays[0][..., d // 2 - 3 : d // 2] += np.array([8, -9, 5], DTYPES[dtype])
+        turned = []
+        for cache, xp in zip(caches, (np, cupy), strict=True):
+            cache.extend(counts)
+            for layer in range(2):
+                k, v, q = (xp.asarray(array) for array in arrays)
+                new = cache.write(k, v, q=q, layer=layer)
+            turned.append(new)
+    assert_same(caches, "bhsd", exact=False)
+    for cache in caches:
+        cache[:3].reorder([2, 0, 0])
+        assert cache.fork(1) == 3
+    assert_same(caches, "bhsd", exact=False)
+    if dtype == "float32":
+        return
+    expected, lse = caches[0].decode(turned[0].astype(np.float32), layer=1, return_lse=True)
+    out, its_lse = caches[1].decode(turned[1], layer=1, return_lse=True)
+    error = {"float16": 0.02, "bfloat16": 0.08}[dtype]
+    difference = to_host(out).astype(np.float32) - expected
+    assert np.sqrt((difference**2).mean()) < error
+    np.testing.assert_allclose(to_host(its_lse), lse, error, 2 * error)
+    with pytest.raises(ValueError, match="softcap must be None where the cache is smooth"):
+        caches[1].decode(turned[1], layer=1, softcap=9.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_smooth_cache_is_replayed(
+    cupy: ModuleType, rng: np.random.Generator, stream: Any, kind: str
+) -> None:
+    """A sequence that begins in a replay has a mean of its own."""
+    host, there = both(cupy, True, 64, 64, dtype=kind, smooth=True)
+    k, q = drawn(rng, 4, H, 8, 64, dtype="float16"), drawn(rng, 4, 8 * H, 8, 64, dtype="float16")
+    k[..., 40:44] += np.float16(9)
+    given = [cupy.asarray(x) for x in (k, k, q)]
+
+    def attend(cache: Any, k: Any, v: Any, q: Any) -> Any:
+        turned = cache.write(k, v, q=q, layer=1)
+        return cache.decode(turned, layer=1, return_lse=True)
+
+    counts = [8, 3, 0, 0]
+    for cache, arrays in ((host, (k, k, q)), (there, given)):
+        cache.extend(counts)
+        attend(cache, *arrays)
+    stream.begin_capture()
+    out = attend(there, *given)
+    graph = stream.end_capture()
+    for counts in ([1, 8, 5, 0], [8, 8, 8, 0]):
+        host.extend(counts)
+        there.extend(counts)
+        graph.launch(stream)
+        expected = attend(host, k, k, q)
+        for a, b in zip(out, expected, strict=True):
+            np.testing.assert_allclose(to_host(a), b, 0.03, 0.03)

@@ -19,7 +19,7 @@ from cufa.caches.kinds import dtype_of
 from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
-from cufa.checks import check_size
+from cufa.checks import check_scale, check_size
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant
@@ -162,7 +162,8 @@ class Cache:
         -------
         k_scale, v_scale : array of float32, or None
             (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
-            layout: always the same memory. None where the cache has no 8 bits.
+            layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
+            are keys without their mean where the cache is smooth, as `decode` reads them.
 
         Raises
         ------
@@ -622,9 +623,10 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`. ValueError also where no sequence of the whole has a token, or where
-            the layer misses tokens that `extend` has made room for. Neither is checked in a
-            capture, and the latter no more once a `write` has been captured, as replays write.
+            As `cufa.decode`. ValueError also for a softcap or sinks where the cache is smooth,
+            where no sequence of the whole has a token, or where the layer misses tokens that
+            `extend` has made room for. The last two are not checked in a capture, and the last no
+            more once a `write` has been captured, as replays write.
 
         Notes
         -----
@@ -638,7 +640,13 @@ class Cache:
             self._refuse_empty(held, locals())
         if self._written[layer].tobytes() != self._ends.tobytes():  # a fraction of comparing them
             self._store.check_written(layer, self._rows)
-        return decode_padded(
+        if held.k_mean is not None and not (softcap is sinks is None):
+            name = "sinks" if softcap is None else "softcap"
+            raise ValueError(
+                f"{name} must be None where the cache is smooth: scores lack what the mean of the "
+                "keys adds to each; make the cache with smooth=False"
+            )
+        found = decode_padded(
             q,
             held.k,
             held.v,
@@ -661,3 +669,6 @@ class Cache:
             unified_max=unified_max,
             kernel=kernel,
         )
+        if held.k_mean is not None and return_lse:
+            held.add_mean(found[1], q, check_scale(scale, q.shape[3]))
+        return found

@@ -32,6 +32,11 @@ class KVCache(Cache):
         Head dim of the values; `head_dim` by default.
     dtype : str or numpy.dtype
         "float16", "bfloat16" or "float32"; "fp8" (e4m3) or "int8" for 8 bits.
+    smooth : bool
+        For 8 bits: whether to take a mean off keys, for models whose keys have channels with a
+        large mean. It is that of a sequence's first tokens, at most 256 of the first `append` or
+        `write`, in each layer and K/V head, and stays. Softmax does not change; `decode` puts the
+        log-sum-exp right, and takes no softcap and no sinks.
     layers : int
         Layers of the model; they share lengths.
     layout : {"bhsd", "bshd"}
@@ -93,6 +98,7 @@ class KVCache(Cache):
         *,
         head_dim_v: int | None = None,
         dtype: Any,
+        smooth: bool = False,
         layers: int = 1,
         layout: Layout = "bhsd",
         rotary: Rotary | Sequence[Rotary] | None = None,

@@ -15,7 +15,8 @@ from cufa.cpu import append as cpu
 from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
 from cufa.launch import expand as launch_expand
-from cufa.launch.launch import Launch
+from cufa.launch import lse_mean as launch_mean
+from cufa.launch.launch import Launch, Launches
 from cufa.launch.signature import Key, remember
 from cufa.problem.held import Held
 from cufa.problem.tokens import Tokens
@@ -61,7 +62,7 @@ class Layer:
         As in `Cache.layer`.
     k_scale, v_scale : array or None
         As in `Cache.scales`.
-    lengths, block_table : array
+    k_mean, lengths, block_table : array or None
         As in `Tokens`, for these sequences.
     """
 
@@ -75,15 +76,17 @@ class Layer:
         self.k_scale, self.v_scale = (
             x if x is None or store.layout == "bhsd" else x.swapaxes(1, 2) for x in scales
         )
+        self.k_mean = None if store.k_mean is None else store.k_mean[number, rows]
         starts, self.lengths = store.device[0, rows], store.device[1, rows]
         self.block_table = None if store.table is None else store.table[rows]
         # The part of `Tokens` that is the same for all tokens.
         self._held = Tokens(
             *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
-            *(starts, self.lengths, self.block_table, store.rotaries[number], *scales),
+            *(starts, self.lengths, self.block_table, store.rotaries[number]),
+            *(*scales, self.k_mean),
         )
         self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
-        self._launches: dict[Key | None, Launch] = {}
+        self._launches: dict[Key | None, Launch | Launches] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
         """Check new tokens. Nothing is written.
@@ -127,6 +130,22 @@ class Layer:
         run = partial(known, k.data.ptr, v.data.ptr, q_at, turned_at, *self._addresses)
         return NewTokens(run, seq, result, (k, v, q))
 
+    def add_mean(self, lse: Array, q: Array, scale: float) -> None:
+        """Add to log-sum-exps what the keys lack that a mean was taken off.
+
+        Parameters
+        ----------
+        lse : array of float32, (batch, heads_q, seq)
+        q : array
+            In the order of the layout.
+        scale : float
+            Of scores.
+        """
+        view = as_bhsd(q, self._store.layout)
+        mean: Array = self.k_mean
+        add = cpu_expand.add_mean if self._store.xp is np else launch_mean.add_mean
+        add(lse, view, mean, scale)
+
     def dequantized(self, dtype: np.dtype, length: int) -> tuple[Array, Array]:
         """Return keys and values of 8 bits as arrays of a dtype, in one piece.
 
@@ -137,13 +156,14 @@ class Layer:
         """
         store, held = self._store, self._held
         found = []
-        for values, scales in ((held.k_cache, held.k_scale), (held.v_cache, held.v_scale)):
+        kept = (held.k_cache, held.k_scale, held.k_mean), (held.v_cache, held.v_scale, None)
+        for values, scales, mean in kept:
             sizes = (self._sequences, *values.shape[1:2], length)
             ordered = sizes if store.layout == "bhsd" else (sizes[0], length, sizes[1])
             dim = values.shape[3]
             whole = store.xp.empty((*ordered, whole_chunks(dim, 1)), dtype)
             out = as_bhsd(whole, store.layout)
-            its = Held(values, scales, self.block_table)
+            its = Held(values, scales, self.block_table, mean)
             if store.xp is np:
                 cpu_expand.expand(its, out[..., :dim])
             else:

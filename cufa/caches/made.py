@@ -12,7 +12,8 @@ from cufa.arrays import module_of
 from cufa.caches.kinds import kind_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.checks import check_devices, check_layout, check_module, check_size
+from cufa.checks import check_devices, check_flag, check_layout, check_module, check_size
+from cufa.quantized.rows import KINDS, Kind
 from cufa.specs import MAX_HEAD_DIM
 
 
@@ -28,8 +29,8 @@ def made(
     Parameters
     ----------
     arguments : mapping
-        The arguments `head_dim`, `head_dim_v`, `dtype`, `layers`, `layout`, `rotary` and `xp` of
-        `KVCache`, by name.
+        The arguments `head_dim`, `head_dim_v`, `dtype`, `smooth`, `layers`, `layout`, `rotary` and
+        `xp` of `KVCache`, by name.
     shape : mapping
         Sizes of a layer but for the head dim, by name.
     sequences : int
@@ -53,8 +54,15 @@ def made(
         for each in rotaries:
             _check_rotary(each, head_dim, capacity, xp)
     dtype, dims = kind_of(arguments["dtype"]), (head_dim, head_dim_v)
+    smooth = check_flag("smooth", arguments["smooth"])
+    if smooth and not isinstance(dtype, Kind):
+        raise ValueError(
+            f"smooth must be False where dtype is {dtype.name}: it is for caches of 8 bits, "
+            f"{', '.join(KINDS)}"
+        )
     return Store(
-        xp, dtype, arguments["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries)
+        *(xp, dtype, arguments["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries)),
+        smooth,
     )
 
 

@@ -40,6 +40,8 @@ class Store:
     pages : Pages or None
     rotaries : sequence of Rotary or None
         One for each layer.
+    smooth : bool
+        Whether a mean is taken off keys.
 
     Attributes
     ----------
@@ -47,6 +49,8 @@ class Store:
         In the order of the layout. Rows are padded with zeros to whole chunks of 16 bytes.
     k_scale, v_scale : array of float32, (layers, *shape), or None
         Of rows of 8 bits.
+    k_mean : array of float32, (layers, sequences, heads_kv, head_dim), or None
+        What has been taken off keys.
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
@@ -69,6 +73,7 @@ class Store:
         sequences: int,
         pages: Pages | None,
         rotaries: Sequence[Rotary | None],
+        smooth: bool = False,
     ) -> None:
         self.kind = dtype if isinstance(dtype, Kind) else None
         if isinstance(dtype, Kind):
@@ -83,6 +88,9 @@ class Store:
         self._scales = []
         if self.kind is not None:
             self._scales = [xp.zeros((layers, *shape), np.float32) for _ in head_dims]
+        self._means = None
+        if smooth:
+            self._means = xp.zeros((layers, sequences, shape[1], head_dims[0]), np.float32)
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
@@ -99,6 +107,7 @@ class Store:
         self.k_scale: Array
         self.v_scale: Array
         self.k_scale, self.v_scale = self._scales or (None, None)
+        self.k_mean = self._means
         starts = [address_of(base) for base in self._bases]
         self._spans = [(at, at + base.nbytes) for at, base in zip(starts, self._bases, strict=True)]
         self._outbox = Outbox()
@@ -112,7 +121,7 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         """Return the arrays that a copy has of its own; arrays of the device pass by the host."""
         self.refuse_capture("a copy of a cache")
-        made = ("k", "v", "k_scale", "v_scale", "device", "table", "_spans", "_outbox")
+        made = ("k", "v", "k_scale", "v_scale", "k_mean", "device", "table", "_spans", "_outbox")
         return {name: x for name, x in self.__dict__.items() if name not in made} | {
             "xp": self.xp.__name__
         }
@@ -124,7 +133,7 @@ class Store:
         pass for written.
         """
         counted = not state.get("is_captured", True)
-        state = {"kind": None, "_scales": []} | state
+        state = {"kind": None, "_scales": [], "_means": None} | state
         state |= {"xp": importlib.import_module(state["xp"]), "is_captured": False}
         self.__dict__.update(state)
         if not counted:
@@ -143,6 +152,8 @@ class Store:
             sizes = f"{blocks - self.pages.free} of {blocks} pages of {keys} tokens in use"
         dtype = self.dtype.name if self.kind is None else self.kind.name
         kind = f"{dtype}, {self.layout}, {self.xp.__name__}"
+        if self._means is not None:
+            kind = f"smooth {kind}"
         mb = sum(array.nbytes for array in (*self._bases, *self._scales)) / 1e6
         return (
             f"{name} of {self.in_use.size} sequences, {sizes}, heads_kv {heads}, {head_dim}, "
@@ -197,6 +208,10 @@ class Store:
             with self.changing():
                 if self.pages is None:
                     self._copy_rows(sources, targets)
+                if self._means is not None:
+                    old, new = self.xp.asarray(np.stack([sources, targets]))
+                    for layer in self._means:
+                        layer[new] = layer[old]
                 self.host[:, targets] = self.host[1, sources]
         except BaseException:
             if self.pages is not None:

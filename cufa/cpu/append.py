@@ -8,11 +8,11 @@ import numpy as np
 
 from cufa.problem.rotary import RotaryTables
 from cufa.problem.tokens import Tokens
-from cufa.quantized.rows import kind_of, quantized_rows
+from cufa.quantized.rows import MEAN_TOKENS, kind_of, mean_of, quantized_rows
 
 
 def append(tokens: Tokens) -> None:
-    """Write tokens, as ``kernels/append.cu`` and ``kernels/append8.cu`` do.
+    """Write tokens, as ``append.cu``, or ``means8.cu`` and ``append8.cu``, do.
 
     Parameters
     ----------
@@ -28,6 +28,10 @@ def append(tokens: Tokens) -> None:
         if q is not None and tokens.turned_q is not None:
             new = (positions >= tokens.starts[:, None])[:, None, :, None]
             tokens.turned_q[...] = np.where(new, turned(q, positions, rotary), q)
+    if tokens.k_mean is not None:
+        _take_means(tokens, k)
+        with np.errstate(all="ignore"):
+            k = k - tokens.k_mean[:, :, None]
     if tokens.k_scale is None:
         _put(tokens, ((tokens.k_cache, k), (tokens.v_cache, v)))
         return
@@ -35,6 +39,15 @@ def append(tokens: Tokens) -> None:
     of_k, of_v = quantized_rows(k, kind), quantized_rows(v, kind)
     kept: tuple[Any, ...] = (tokens.k_cache, tokens.k_scale, tokens.v_cache, tokens.v_scale)
     _put(tokens, tuple(zip(kept, (*of_k, *of_v), strict=True)))
+
+
+def _take_means(tokens: Tokens, k: np.ndarray) -> None:
+    """Take the means of sequences that begin, as ``kernels/means8.cu`` does."""
+    assert tokens.k_mean is not None
+    for i, (start, length) in enumerate(zip(tokens.starts, tokens.lengths, strict=True)):
+        if start == 0 and length > 0:
+            first = k.shape[2] - int(length)
+            tokens.k_mean[i] = mean_of(k[i, :, first : first + MEAN_TOKENS])
 
 
 def _put(tokens: Tokens, arrays: tuple[tuple[np.ndarray, np.ndarray], ...]) -> None:

@@ -14,6 +14,7 @@ struct AppendParams {
     Tensor k_cache,
         v_cache;  // (pages, heads_kv, page_size, dim); a contiguous cache has one page a sequence
     Tensor k_scale, v_scale;  // (pages, heads_kv, page_size), of a cache of 8 bits
+    Tensor k_mean;            // (batch, heads_kv, dim) that is taken off keys, or null
     const int *starts, *lengths;
     const int* table;  // (batch, pages_a_sequence), or null: sequence b is page b
     long long table_stride;

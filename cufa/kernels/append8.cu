@@ -4,6 +4,7 @@
 
 constexpr int LANES = 16;           // of a row: a warp has keys and values of a head
 constexpr int MAX_COLUMNS = 256;    // of a row
+constexpr int BLOCKS_PER_SM = 5;    // which leaves the registers for a row
 constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
 
 // The nearest number of e4m3, ties to even; all GPUs compute it so, as some have no instruction.
@@ -37,11 +38,24 @@ __device__ void store_bytes(unsigned char* to, const float (&x)[VEC], float inve
         *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
 }
 
+template <int VEC>
+__device__ void subtract(float (&x)[VEC], const float* mean) {
+    constexpr int N = VEC == 1 ? 1 : 4;
+#pragma unroll
+    for (int i = 0; i < VEC; i += N) {
+        float its[N];
+        load_chunk(its, mean + i);
+#pragma unroll
+        for (int e = 0; e < N; ++e) x[i + e] -= its[e];
+    }
+}
+
 // Numbers that are not finite have no part in the scale of e4m3, which has NaN; there are no such
 // integers, and so their scale is NaN.
 template <bool INTEGERS, int VEC, bool INTERLEAVED, class T>
 __device__ void store_row(const AppendParams& p, const Units<VEC, INTERLEAVED>& units,
-                          unsigned char* to, float* scale_to, const T* from, int angle) {
+                          unsigned char* to, float* scale_to, const T* from, const float* mean,
+                          int angle) {
     constexpr int UNITS = MAX_COLUMNS / (VEC * LANES);  // of a lane
     const int lane = threadIdx.x % LANES;
     float x[UNITS][2][VEC] = {};
@@ -52,6 +66,14 @@ __device__ void store_row(const AppendParams& p, const Units<VEC, INTERLEAVED>& 
             units.turn(p, x[i], from, unit, angle);
         else if (unit < units.count)
             load_chunk(x[i][0], from + units.first(unit));
+    }
+    if (mean) {
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) {
+            const int unit = lane + i * LANES;
+            if (unit < units.count) subtract(x[i][0], mean + units.first(unit));
+            if (unit < units.pairs) subtract(x[i][1], mean + units.second(unit));
+        }
     }
     float largest = 0.f;
 #pragma unroll
@@ -79,7 +101,8 @@ __device__ void store_row(const AppendParams& p, const Units<VEC, INTERLEAVED>& 
 // Blocks of a token follow each other. A thread has one unit of the queries; behind these, a warp
 // has the rows of a head.
 template <class T, int VEC, bool INTERLEAVED, bool INTEGERS>
-__global__ void __launch_bounds__(THREADS) append8(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    append8(const __grid_constant__ AppendParams p) {
     launch_dependents();
     wait_for_kernel_in_front();
     const Units<VEC, INTERLEAVED> units(p.rotary_dim, p.head_dim);
@@ -101,7 +124,9 @@ __global__ void __launch_bounds__(THREADS) append8(const __grid_constant__ Appen
     const Tensor &source = is_v ? p.v : p.k, &cache = is_v ? p.v_cache : p.k_cache;
     const Tensor& scales = is_v ? p.v_scale : p.k_scale;
     const Units<VEC, INTERLEAVED> its = is_v ? Units<VEC, INTERLEAVED>(0, p.head_dim_v) : units;
+    const float* mean =
+        is_v || !p.k_mean.data ? nullptr : head_ptr<const float>(p.k_mean, token.batch, head);
     store_row<INTEGERS>(p, its, row_ptr<unsigned char>(cache, token.page, head, token.slot),
                         row_ptr<float>(scales, token.page, head, token.slot),
-                        row_ptr<const T>(source, token.batch, head, token.seq), token.angle);
+                        row_ptr<const T>(source, token.batch, head, token.seq), mean, token.angle);
 }

@@ -8,10 +8,11 @@ constexpr int CHUNK = 16;  // columns of a thread
 // cufa/specs/expand8.py holds the same layout as a NumPy dtype.
 struct ExpandParams {
     Tensor values, scales;  // (pages, heads, page_size, ...), as append8.cu writes them
+    Tensor mean;            // (batch, heads, dim) that was taken off, or null
     Tensor out;             // (batch, heads, seq, CHUNK * chunks)
     const int* table;       // (batch, pages_a_sequence), or null: sequence b is page b
     long long table_stride;
-    int heads, seq, chunks;
+    int heads, seq, chunks, dim;
     int page_size, pages;
 };
 
@@ -47,5 +48,11 @@ __global__ void __launch_bounds__(THREADS) expand8(const __grid_constant__ Expan
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i)
         x[i] = number_of<INTEGERS>(words[i / 4] >> i % 4 * 8 & 0xff) * scale;
+    if (p.mean.data) {
+        const float* mean = head_ptr<const float>(p.mean, batch, head) + column;
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i)
+            if (column + i < p.dim) x[i] += mean[i];
+    }
     store_chunk(head_ptr<T>(p.out, batch, head) + row * p.out.stride_seq + column, x);
 }

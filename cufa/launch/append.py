@@ -8,11 +8,12 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import Launch, Launches, ready
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
-from cufa.specs.append import PARAMS, SCALES, SPEC
+from cufa.specs import means8
+from cufa.specs.append import MEANS, PARAMS, SCALES, SPEC
 from cufa.specs.append8 import SPEC as SPEC8
 from cufa.specs.instance import Instance
 from cufa.specs.layout import numbers_of
@@ -22,13 +23,13 @@ _OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
 _ADDRESSES = (
     *map("{}.data".format, _TENSORS),
     *("starts", "lengths", "table", "cos", "sin"),
-    *map("{}.data".format, SCALES),
+    *map("{}.data".format, (*SCALES, *MEANS)),
 )
 _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
 _PREPARED = 256  # launches that are remembered
 _WARP = 32  # threads
 
-_prepared: dict[Key, Launch] = {}
+_prepared: dict[Key, Launch | Launches] = {}
 
 
 def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
@@ -89,11 +90,11 @@ def _arrays(tokens: Tokens) -> tuple[Array | None, ...]:
         *(tokens.k, tokens.v, q, tokens.turned_q, tokens.k_cache, tokens.v_cache),
         *(tokens.starts, tokens.lengths, tokens.block_table),
         *((None, None) if turns is None else (turns.cos, turns.sin)),
-        *(tokens.k_scale, tokens.v_scale),
+        *(tokens.k_scale, tokens.v_scale, tokens.k_mean),
     )
 
 
-def prepared(tokens: Tokens) -> Launch:
+def prepared(tokens: Tokens) -> Launch | Launches:
     """Return the launch of these tokens, and of others of their shapes, strides and alignment.
 
     Parameters
@@ -134,7 +135,7 @@ def in_rows(name: str, array: Array) -> Array:
     return cupy.ascontiguousarray(array)
 
 
-def _made(tokens: Tokens) -> Launch:
+def _made(tokens: Tokens) -> Launch | Launches:
     """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
@@ -149,7 +150,13 @@ def _made(tokens: Tokens) -> Launch:
     else:
         items = of_queries + heads_kv * (units + int(p["head_dim_v"]) // elements)
         grid = batch * seq, -(-items // SPEC.threads)
-    return Launch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    appends = Launch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    if tokens.k_mean is None:
+        return appends
+    first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
+    threads = means8.SPEC.threads
+    launch = ready(first, batch * heads_kv, threads, first.smem_bytes)
+    return Launches((Launch(launch, parameter, _PLACES), appends))
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:
@@ -188,6 +195,8 @@ def filled(tokens: Tokens) -> np.ndarray:
     tensors = _tensors(tokens)
     if tokens.k_scale is not None:
         tensors += (("k_scale", tokens.k_scale), ("v_scale", tokens.v_scale))
+    if tokens.k_mean is not None:
+        tensors += (("k_mean", tokens.k_mean[:, :, None]),)
     for name, array in tensors:
         steps = (step // array.itemsize for step in array.strides[:3])
         p[name] = (array.data.ptr, *steps)

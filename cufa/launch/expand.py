@@ -32,8 +32,11 @@ def expand(held: Held, out: Array) -> None:
     if held.block_table is not None:
         table = held.block_table
         p["table"], p["table_stride"] = table.data.ptr, table.strides[0] // table.itemsize
+    if held.mean is not None:
+        steps = (step // held.mean.itemsize for step in held.mean.strides[:2])
+        p["mean"] = (held.mean.data.ptr, *steps, 0)
     p["heads"], p["seq"], p["chunks"] = heads, seq, chunks
-    p["pages"], _, p["page_size"], _ = held.values.shape
+    p["pages"], _, p["page_size"], p["dim"] = held.values.shape
     types = (out.dtype.name,)
     instance = Instance(SPEC.name, types, (kind_of(held.values).is_integer,))
     blocks = batch * heads * -(-seq // (SPEC.threads // chunks))

@@ -17,8 +17,11 @@ class Held(NamedTuple):
     scales : array, (batch, heads_kv, capacity) or (pages, heads_kv, page_size)
         float32.
     block_table : array or None, (batch, pages a sequence) int32
+    mean : array or None, (batch, heads_kv, head_dim)
+        float32 rows that were taken off.
     """
 
     values: Array
     scales: Array
     block_table: Array | None
+    mean: Array | None = None

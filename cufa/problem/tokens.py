@@ -24,6 +24,8 @@ class Tokens(NamedTuple):
     rotary : RotaryTables or None
     k_scale, v_scale : array or None, (batch, heads_kv, capacity) or (pages, heads_kv, page_size)
         float32 scales of the rows of a cache of 8 bits.
+    k_mean : array or None, (batch, heads_kv, head_dim)
+        float32 rows that are taken off keys; the first tokens of a sequence say which.
     """
 
     k: Array
@@ -38,3 +40,4 @@ class Tokens(NamedTuple):
     rotary: RotaryTables | None
     k_scale: Array | None = None
     v_scale: Array | None = None
+    k_mean: Array | None = None

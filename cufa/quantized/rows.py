@@ -10,6 +10,9 @@ import numpy as np
 from cufa.arrays import Array
 from cufa.quantized.e4m3 import E4M3, LARGEST, expanded, rounded
 
+MEAN_TOKENS = 256
+"""Tokens whose mean is taken off keys, the first ones of a sequence, at most."""
+
 _LEAST = np.finfo(np.float32).tiny
 
 
@@ -90,3 +93,12 @@ def numbers_of(values: Array, scales: Array, xp: ModuleType) -> Array:
     """
     numbers = values.astype(np.float32) if kind_of(values).is_integer else expanded(values, xp)
     return numbers * scales[..., None]
+
+
+def mean_of(rows: np.ndarray) -> np.ndarray:
+    """Return the mean of finite numbers, (..., rows, columns) -> (..., columns); 0 if none is."""
+    finite = np.isfinite(rows)
+    with np.errstate(all="ignore"):
+        sums = np.where(finite, rows, np.float32(0)).sum(axis=-2, dtype=np.float32)
+        found = sums / np.maximum(finite.sum(axis=-2), 1).astype(np.float32)
+    return np.where(np.isfinite(found), found, np.float32(0))

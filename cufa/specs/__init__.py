@@ -36,6 +36,8 @@ from cufa.specs import (
     fa2_mma,
     fa3_wgmma,
     fp8_wgmma,
+    lse_mean,
+    means8,
     merge,
     quantize,
 )
@@ -62,7 +64,8 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, append8, expand8, merge, block_mask, block_lists, clear_rows, quantize),
+        *(append, append8, means8, expand8, lse_mean),
+        *(merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }

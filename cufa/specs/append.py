@@ -7,11 +7,11 @@ from cufa.specs.layout import TENSOR, struct
 
 INPUTS, OUTPUTS = ("k", "v", "q"), ("turned_q", "k_cache", "v_cache")
 
-SCALES = ("k_scale", "v_scale")
+SCALES, MEANS = ("k_scale", "v_scale"), ("k_mean",)
 """Tensors of caches of 8 bits."""
 
 PARAMS = struct(
-    (TENSOR, " ".join((*INPUTS, *OUTPUTS, *SCALES))),
+    (TENSOR, " ".join((*INPUTS, *OUTPUTS, *SCALES, *MEANS))),
     ("u8", "starts lengths table"),
     ("i8", "table_stride"),
     ("u8", "cos sin"),

@@ -11,12 +11,12 @@ CHUNK = 16
 SPEC = AuxiliarySpec(
     "expand8",
     params=struct(
-        (TENSOR, "values scales out"),
+        (TENSOR, "values scales mean out"),
         ("u8", "table"),
         ("i8", "table_stride"),
-        ("i4", "heads seq chunks page_size pages"),
+        ("i4", "heads seq chunks dim page_size pages"),
     ),
-    inputs=("values", "scales"),
+    inputs=("values", "scales", "mean"),
     outputs=("out",),
     threads=128,
     types=("t",),
