@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from reference import to_host
+from reference import DTYPES, to_host
 from test_decode import in_pages, poisoned
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -110,3 +110,20 @@ def held_numbers(cache: Any, sequence: int, layer: int = 0) -> list[np.ndarray]:
         else:
             found.append(Cache(*parts).numbers)
     return found
+
+
+def assert_every_byte(decode8: Callable[..., Any], dtype: str, kind: str) -> None:
+    """Assert that all 256 bytes are what they stand for, as keys and as values.
+
+    `decode8` takes q, `Cache` of K and of V on the host, and options of `cufa.decode`.
+    """
+    values, ones = np.arange(256, dtype=np.uint8), np.ones((1, 1, 1), np.float32)
+    every = Cache(values.reshape(1, 1, 1, 256).view(kind), ones)
+    zeros = Cache(np.zeros_like(every.values), ones)
+    out = decode8(np.zeros((1, 1, 1, 256), DTYPES[dtype]), zeros, every)
+    np.testing.assert_array_equal(to_host(out).astype(np.float32), every.numbers)
+    if kind == "uint8":
+        values[[0x7F, 0xFF]] = 0  # 0 times NaN is NaN
+    q = np.eye(256, dtype=np.float32).astype(DTYPES[dtype]).reshape(1, 256, 1, 256)
+    _, lse = decode8(q, every, zeros, scale=1.0, return_lse=True)
+    np.testing.assert_allclose(to_host(lse)[0, :, 0], every.numbers[0, 0, 0], rtol=1e-6)

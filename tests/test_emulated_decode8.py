@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eight_bits import Cache, in_pages8, poisoned8, quantised8
+from eight_bits import Cache, assert_every_byte, in_pages8, poisoned8, quantised8
 from emulated import Emulator, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
@@ -171,6 +171,15 @@ def test_scales_of_v_that_differ(
         checked8(rng, [500, 33], kind=kind, dtype=dtype, scaled_by=by)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_byte(dtype: str, kind: str) -> None:
+    def decoded(q: np.ndarray, k: Cache, v: Cache, **options: Any) -> Any:
+        return decode8(on_gpu(q), k, v, **options)
+
+    assert_every_byte(decoded, dtype, kind)
+
+
 def test_a_sequence_has_the_same_bits_in_any_batch(rng: np.random.Generator) -> None:
     """With a number of splits: what else there is makes no difference."""
     q, k, v = random_inputs(rng, "float16", b=3, hq=8, hk=2, sq=1, sk=300, d=64)
@@ -203,11 +212,12 @@ def test_calls_that_come_again(gpu: Gpu, rng: np.random.Generator) -> None:
     for _ in range(2):
         out = cufa.decode(given, *arrays, k_scale=scales[0], v_scale=scales[1])
         np.testing.assert_array_equal(out.get(), expected)
-    for wrong in (
+    wrongs: tuple[dict[str, Any], ...] = (
         {"k_scale": scales[0]},
         {"k_scale": scales[0], "v_scale": on_gpu(v8.scales[..., :99])},
         {"k_scale": scales[0], "v_scale": on_gpu(v8.scales.astype(np.float64))},
-    ):
+    )
+    for wrong in wrongs:
         with pytest.raises((TypeError, ValueError), match="v_scale"):
             cufa.decode(given, *arrays, **wrong)
     with pytest.raises(TypeError, match="q has dtype float32: on the GPU"):

@@ -43,7 +43,7 @@ struct DecodeConfig {
     using Softmax = OnlineSoftmax<MT, FP32>;
     using Piece = Partial<HEAD_DIM_V>;
 
-    using Values = ValueScales<T, SCALED>;
+    using Values = ValueScales<SCALED>;
 
     // Shared memory: Q, the teams' rings, O of some rows for each team, and their m and l. Behind
     // the tiles of a ring are their keys' scales.

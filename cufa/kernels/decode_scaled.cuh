@@ -17,6 +17,6 @@ struct ScaledProducts {
     template <class T, class VTile, int MT, int OT, int NT>
     static __device__ void pv(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4],
                               uint32_t tile_v) {
-        pv_8bit<T, KIND, VTile>(rO, rP, tile_v);
+        pv_8bit<KIND, VTile>(rO, rP, tile_v);
     }
 };

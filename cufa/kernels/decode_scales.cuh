@@ -37,20 +37,15 @@ __device__ void scale_columns(float (&rS)[MT][NT][4], uint32_t scales) {
     ColumnScales<NT>(scales).scale(rS);
 }
 
-// Brings scales of V into P, whose products with them must fit 16 bits. Without scales, and here,
-// there is nothing to keep: bfloat16 has the range of float32.
-template <class T, bool SCALED>
+// Brings the scales of V into P. Their products must fit float16, so the scales, and with them O,
+// are in a unit that grows with the largest scale so far. Without scales there is nothing to do.
+template <bool SCALED>
 struct ValueScales {
-    template <int MT, int NT, int OT>
-    __device__ void scale(float (&rP)[MT][NT][4], float (&rO)[MT][OT][4], uint32_t scales) {
-        scale_columns(rP, scales);
-    }
     template <int MT, int OT>
     __device__ void conclude(float (&rO)[MT][OT][4]) const {}
 };
-// float16 has not: the scales, and so O, are in a unit that grows with the largest scale so far.
 template <>
-struct ValueScales<float16, true> {
+struct ValueScales<true> {
     // The largest scale is less than this in the unit, a power of two: P goes up to 2^8, and the
     // more of 2^16 is used, the more is left of keys with small scales.
     static constexpr float MOST = 0x1p7f;

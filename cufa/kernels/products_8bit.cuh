@@ -1,5 +1,6 @@
-// S = Q K^T and O += P V, where K and V have 8 bits, by mma.sync of 16 bits. What a lane finds in a
-// register are four elements that follow each other in a row:
+// S = Q K^T and O += P V, where K and V have 8 bits, by mma.sync of 16 bits: of Q's type, and of
+// float16, which holds more of P than bfloat16. What a lane finds in a register are four elements
+// that follow each other in a row:
 // - Of K they are four of 16 columns, which a product takes in any order. So those of Q lie in that
 //   order, see decode_query.cuh: words 0, 2, 4, 6 of each eight, then 1, 3, 5, 7.
 // - Of V they are two columns of two keys, and each product takes every other column. So of 16
@@ -13,7 +14,7 @@ template <class T, class KIND, class QTile, class KTile, int MT, int NT>
 __device__ void qk_8bit(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
     const uint32_t lane_q = lane_offset_a<QTile>() + row0 * (QTile::PANEL * 16),
                    lane_k = lane_offset_b<KTile>();
-#pragma unroll
+#pragma unroll(2)  // less to compile, and to fetch
     for (int kd = 0; kd < QTile::COLS / 16; kd += 2) {
         uint32_t rQ[2][MT][4];
 #pragma unroll
@@ -37,7 +38,7 @@ __device__ void qk_8bit(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k
 }
 
 // O += P V.
-template <class T, class KIND, class VTile, int MT, int NT, int OT>
+template <class KIND, class VTile, int MT, int NT, int OT>
 __device__ void pv_8bit(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], uint32_t tile_v) {
     const uint32_t lane_v = lane_offset_a<VTile>();
 #pragma unroll
@@ -45,8 +46,8 @@ __device__ void pv_8bit(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], ui
         uint32_t packed[MT][4];
 #pragma unroll
         for (int i = 0; i < MT * 4; ++i)
-            packed[i / 4][i % 4] = pack2<T>(rP[i / 4][2 * kk + i % 4 / 2][i % 2 * 2],
-                                            rP[i / 4][2 * kk + i % 4 / 2][i % 2 * 2 + 1]);
+            packed[i / 4][i % 4] = pack2<float16>(rP[i / 4][2 * kk + i % 4 / 2][i % 2 * 2],
+                                                  rP[i / 4][2 * kk + i % 4 / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int ot = 0; ot < OT; ot += 4) {
             uint32_t rV[4];
@@ -54,12 +55,12 @@ __device__ void pv_8bit(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], ui
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
                 uint32_t first[2], last[2];  // of each column the first eight keys, and the others
-                KIND::template expand<T>(first, permuted(rV[i], 0, 0x3120));
-                KIND::template expand<T>(last, permuted(rV[i + 1], 0, 0x3120));
+                KIND::template expand<float16>(first, permuted(rV[i], 0, 0x3120));
+                KIND::template expand<float16>(last, permuted(rV[i + 1], 0, 0x3120));
 #pragma unroll
                 for (int j = 0; j < 2 * MT; ++j)
-                    mma_m16n8k16<T>(rO[j / 2][ot + i + j % 2], packed[j / 2], first[j % 2],
-                                    last[j % 2]);
+                    mma_m16n8k16<float16>(rO[j / 2][ot + i + j % 2], packed[j / 2], first[j % 2],
+                                          last[j % 2]);
             }
         }
     }

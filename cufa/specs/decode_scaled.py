@@ -1,4 +1,4 @@
-"""The base of the kernels that decode over K and V of 8 bits, with a scale for each key and head."""
+"""The base of the kernels that decode over K and V of 8 bits with scales."""
 
 from __future__ import annotations
 
