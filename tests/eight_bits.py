@@ -76,6 +76,42 @@ def in_pages8(
     return _of_floats(pages, cache), table
 
 
+def exact(rng: np.random.Generator, kind: str, *shape: int) -> np.ndarray:
+    """Draw float32 numbers that a cache of this dtype holds as they are."""
+    if kind not in ("fp8", "int8"):
+        return rng.standard_normal(shape, np.float32)
+    most = 127 if kind == "int8" else 448
+    values = rng.integers(0, 256, shape, np.uint8).view(np.int8 if kind == "int8" else E4M3)
+    numbers = np.nan_to_num(values.astype(np.float32), nan=0).clip(-most, most)
+    numbers[..., :1] = most  # so that the scale is the power of two
+    return numbers * np.exp2(rng.integers(-12, 1, (*shape[:-1], 1))).astype(np.float32)
+
+
+def held_numbers(cache: Any, sequence: int, layer: int = 0) -> list[np.ndarray]:
+    """Return what a `KVCache` or `PagedKVCache` holds of a sequence, (heads, tokens, dim) float32.
+
+    K and V come one after the other. The layout is bhsd.
+    """
+    n, table = int(cache.host_lengths[sequence]), cache.block_table
+    found = []
+    for values, scales in zip(cache.layer(layer), cache.scales(layer), strict=True):
+        parts = []
+        for array in (values, scales):
+            if array is None:
+                continue
+            array = to_host(array)
+            if table is None:
+                parts.append(array[sequence, :, :n])
+            else:
+                page, slot = np.divmod(np.arange(n), array.shape[2])
+                parts.append(array[to_host(table)[sequence, page], :, slot].swapaxes(0, 1))
+        if len(parts) == 1:
+            found.append(parts[0].astype(np.float32))
+        else:
+            found.append(Cache(*parts).numbers)
+    return found
+
+
 def assert_every_byte(decode8: Callable[..., Any], dtype: str, kind: str) -> None:
     """Assert that all 256 bytes are what they stand for, as keys and as values.
 

@@ -62,6 +62,10 @@ ARGUMENTS = {
     "clear_rows": "ClearRowsParams",
     "bwd_sums": "BackwardSumsParams",
     "quantize": "QuantizeParams",
+    "append8": "AppendParams",
+    "expand8": "ExpandParams",
+    "means8": "AppendParams",
+    "lse_mean": "LseMeanParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)

@@ -18,7 +18,10 @@ FAMILIES = {
         *("bwd_prepare", "bwd_finish", "bwd_join", "bwd_sinks", "bwd_sums"),
     ),
     "fp8": ("fp8_wgmma",),
-    "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
+    "others": (
+        *("append", "append8", "means8", "expand8", "lse_mean"),
+        *("merge", "block_mask", "block_lists", "clear_rows"),
+    ),
     "quantize": ("quantize",),
 }
 

@@ -119,7 +119,7 @@ def test_schedules_are_structs_of_the_source() -> None:
 
 @pytest.mark.parametrize("name", AUXILIARY_KERNELS)
 def test_auxiliary_spec_agrees_with_the_source(name: str) -> None:
-    spec, text = AUXILIARY_KERNELS[name], text_of(name)
+    spec, text = AUXILIARY_KERNELS[name], source.text(name)
     names = [each.split()[-1].lower() for each in template_of(name)]
     last = ["mask"] * spec.takes_mask + ["score", "kv"] * spec.takes_score
     assert names == [*spec.types, *spec.numbers, *last]

@@ -12,6 +12,7 @@ import functools
 from cufa.device import Device
 from cufa.specs import (
     append,
+    append8,
     block_lists,
     block_mask,
     bwd_dkv_wgmma,
@@ -29,11 +30,14 @@ from cufa.specs import (
     decode_fp8,
     decode_int8,
     decode_wgmma,
+    expand8,
     fa1_fp32,
     fa2_fp32,
     fa2_mma,
     fa3_wgmma,
     fp8_wgmma,
+    lse_mean,
+    means8,
     merge,
     quantize,
 )
@@ -60,7 +64,8 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, merge, block_mask, block_lists, clear_rows, quantize),
+        *(append, append8, means8, expand8, lse_mean),
+        *(merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }
