@@ -48,6 +48,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "sinks": np.linspace(-1, 2, 4, dtype=np.float32),
     },
     "scale": {"scale": -0.2},
+    "no scale": {"scale": 0.0, "causal": True},
 }
 
 
@@ -211,6 +212,18 @@ def test_no_keys_and_nothing(rng: np.random.Generator) -> None:
 
 
 @runs
+def test_products_of_scales_that_float32_does_not_hold(rng: np.random.Generator) -> None:
+    """Scores are 0 then, and not NaN where keys are hidden."""
+    q, k, v = drawn(rng, "float32", (1, 2, 1, 70, 130), 64, 64)
+    arrays = q * np.float32(1e-25), k * np.float32(1e-25), v
+    options: dict[str, Any] = {"precision": "fp8", "causal": True, "return_lse": True}
+    expected, expected_lse = attention(*arrays, **options)
+    out, lse = attention(*map(on_gpu, arrays), out_dtype=np.float16, **options)
+    assert_agrees(out.get(), expected)
+    assert_same(lse.get(), expected_lse)
+
+
+@runs
 def test_the_same_bits_in_any_batch_and_again(rng: np.random.Generator) -> None:
     q, k, v = (on_gpu(x) for x in drawn(rng, "bfloat16", (3, 2, 2, 130, 200), 128, 128))
     options: dict[str, Any] = {"precision": "fp8", "causal": True, "batch_invariant": True}
@@ -346,6 +359,10 @@ def test_out_is_apart_from_8_bits() -> None:
     short = cufa.quantize(ones(1, 2, 50, 128))
     with pytest.raises(ValueError, match=r"out .* shares memory with k"):
         attention(short, x8, x8, out_dtype=np.float16, out=same)
+    few = cufa.quantize(ones(1, 1, 2, 1))
+    same = few.scales.view_of(few.scales.host.view(np.float16).reshape(1, 1, 2, 1))
+    with pytest.raises(ValueError, match=r"out .* shares memory with q.scales"):
+        attention(few, few, few, out_dtype=np.float16, out=same)
 
 
 def test_captures_take_no_memory_of_their_own(hopper: Gpu) -> None:

@@ -11,6 +11,7 @@ from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtype, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.problem.problem import Problem
+from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
 
 PRECISIONS = ("fp8",)
@@ -26,11 +27,12 @@ def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[
     layout : str
         Order of the axes, as in `quantize`.
     """
-    how = arguments["out_dtype"], arguments["precision"]
+    out_dtype, precision = arguments["out_dtype"], arguments["precision"]
     given = {name: arguments[name] for name in "qkv"}
-    if how == (None, None) and not any(isinstance(x, Quantized) for x in given.values()):
+    is_quantized = any(isinstance(x, Quantized) for x in given.values())
+    if out_dtype is precision is None and not is_quantized:
         return None, arguments
-    fp8 = Fp8(given, arguments["out"], *how, layout)
+    fp8 = Fp8(given, arguments["out"], out_dtype, precision, layout)
     return fp8, {**arguments, **fp8.like}
 
 
@@ -70,6 +72,7 @@ class Fp8:
         precision: object,
         layout: str,
     ) -> None:
+        check_order(layout)
         _check_precision(precision)
         self.given, self._layout = given, layout
         of_8_bits = [name for name, x in given.items() if isinstance(x, Quantized)]
@@ -125,7 +128,8 @@ class Fp8:
         mean = arrays["k"].mean
         if mean is not None:
             batch, heads_kv, columns = mean.shape
-            product = q.reshape(batch, heads_kv, -1, columns) @ mean[..., None]
+            rows = q.shape[2] * problem.group
+            product = q.reshape(batch, heads_kv, rows, columns) @ mean[..., None]
             q = np.concatenate([q, product.reshape(*q.shape[:3], 1)], axis=3)
             k = np.concatenate([k, np.ones((*k.shape[:3], 1), np.float32)], axis=3)
         problem = problem._replace(precision="fp8", head_dim=q.shape[3])
@@ -142,7 +146,7 @@ def _check_precision(precision: object) -> None:
 def _checked_dtype(out_dtype: Any) -> np.dtype:
     try:
         dtype = np.dtype(out_dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         dtype = None
     if dtype not in [row.numpy for row in DTYPES.values()]:
         raise TypeError(f"out_dtype must be {', '.join(DTYPES)}, not {out_dtype!r}")
@@ -158,7 +162,10 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> Any:
                 f"be so; cufa.quantize({name}) makes it"
             )
         if x.layout != layout and (len(x.shape) == 4 or "thd" in (x.layout, layout)):
-            raise ValueError(f"{name} was quantized with layout={x.layout!r}, not {layout!r}")
+            raise ValueError(
+                f"{name} was quantized with layout={x.layout!r}, not {layout!r}: arrays of "
+                "attention_varlen have layout='thd', and those of attention its own"
+            )
     xp = module_of_all({name: x.values for name, x in given.items()})
     q, k, v = given.values()
     if k.transform != q.transform:

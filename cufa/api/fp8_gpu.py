@@ -102,7 +102,8 @@ def attention(
     shape, lse_shape = restore_shape(problem, ndim, layout)
     if fp8.is_quantized:
         if out is not None:
-            check_apart("out", out, {name: x.values for name, x in fp8.given.items()})
+            for name, x in fp8.given.items():
+                check_apart("out", out, {name: x.values, f"{name}.scales": x.scales})
     else:
         _refuse_capture("precision", "q, k and v would be quantised: give what cufa.quantize makes")
     result = cupy.empty(shape, DTYPES[problem.dtype].numpy) if out is None else out

@@ -27,7 +27,7 @@ def quantize(
     batch, heads, seq, head_dim = x.shape
     columns = columns_of(head_dim)
     values = np.empty((batch, heads, seq, columns), E4M3)
-    scales = np.empty(shape_of_scales(granularity, block, x.shape), np.float32)
+    scales = np.ones(shape_of_scales(granularity, block, x.shape), np.float32)
     mean = np.zeros((batch, heads, columns), np.float32) if smooth else None
     each_head = list(np.ndindex(batch, heads)) if seq else []
     rows_of_scale = block or seq

@@ -243,7 +243,9 @@ struct Consumer8 {
     }
     // Applies the score to S, and finds the factors that bring it to log2 units.
     __device__ void apply_score(float (&factor)[2]) {
-        factor[0] = scale_q[0] * scale_k, factor[1] = scale_q[1] * scale_k;
+        // Not 0, even if the product is too small for float32: 0 times -INF would be NaN.
+#pragma unroll
+        for (int h = 0; h < 2; ++h) factor[h] = fmaxf(scale_q[h] * scale_k, 0x1p-126f);
         if constexpr (!SCORE::LINEAR) {
 #pragma unroll
             for (int i = 0; i < NT * 4; ++i) rS[0][i / 4][i % 4] *= factor[i / 2 % 2];

@@ -28,8 +28,8 @@ class Quantized:
         columns, the least number of these that holds a row of the source. Without a transform,
         columns behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
     scales : array of float32
-        Factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
-        head, (b, h, 1) for each head, or (1, 1, 1).
+        Positive factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
+        head, (b, h, 1) for each head, or (1, 1, 1). On CuPy, others give results that mean nothing.
     shape : tuple of int
         Shape of the source.
     dtype : dtype
@@ -104,6 +104,8 @@ class Quantized:
             if array.dtype != dtype:
                 given = shown_dtype(array.dtype)
                 raise TypeError(f"{name} has dtype {given}, but {dtype.name} is needed")
+        if xp is np and not ((self.scales > 0) & (self.scales < np.inf)).all():
+            raise ValueError("scales must be positive and finite")
 
     def __repr__(self) -> str:
         """Say all but the numbers."""
