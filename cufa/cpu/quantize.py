@@ -13,7 +13,13 @@ _LEAST = np.finfo(np.float32).tiny
 
 
 def quantize(
-    x: np.ndarray, granularity: str, block: int | None, hadamard: bool, seed: int, smooth: bool
+    x: np.ndarray,
+    granularity: str,
+    block: int | None,
+    hadamard: bool,
+    seed: int,
+    smooth: bool,
+    used: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return bytes, scales and what was taken off rows, as `cufa.Quantized` holds them.
 
@@ -23,6 +29,8 @@ def quantize(
         float16, bfloat16 or float32; of any strides.
     granularity, block, hadamard, seed, smooth
         As in `cufa.quantize`, checked.
+    used : ndarray, (batch,), optional
+        How many rows of each sequence count; the others are zeros.
     """
     batch, heads, seq, head_dim = x.shape
     columns = columns_of(head_dim)
@@ -35,7 +43,8 @@ def quantize(
     def prepared(i: tuple[int, ...]) -> np.ndarray:
         """Return the rows of a head, transformed if they are to be."""
         rows = np.zeros((seq, columns), np.float32)
-        rows[:, :head_dim] = x[i]
+        n = seq if used is None else int(used[i[0]])
+        rows[:n, :head_dim] = x[i][:n]
         if mean is not None:
             its = _mean(rows)
             rows -= its
