@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -197,7 +198,7 @@ def test_sequences_have_blocks_of_their_own(
     assert x8.shape == x.shape
     assert "5 sequences" in repr(x8)
     found = x8.dequantize()
-    for first, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for first, end in itertools.pairwise(offsets):
         alone = cufa.quantize(x[first:end], **how).dequantize()
         np.testing.assert_array_equal(found[first:end], alone)
 

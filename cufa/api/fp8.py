@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,34 @@ from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
 
 PRECISIONS = ("fp8",)
+
+_NONE: Mapping[str, Array] = MappingProxyType({})
+
+
+class Rows(NamedTuple):
+    """Which rows of q, k and v count, by their names.
+
+    Attributes
+    ----------
+    cu_seqlens : mapping
+        Where sequences begin that follow each other.
+    used : mapping
+        How many rows of each sequence count, the first ones; None for all.
+    """
+
+    cu_seqlens: Mapping[str, Array] = _NONE
+    used: Mapping[str, Array | None] = _NONE
+
+    @classmethod
+    def padded(cls, lengths_k: Array | None = None, lengths_q: Array | None = None) -> Rows:
+        """Return those of `attention`."""
+        return cls(used={"q": lengths_q, "k": lengths_k, "v": lengths_k})
+
+    @classmethod
+    def varlen(cls, cu_seqlens_q: Array, cu_seqlens_k: Array, seqused_k: Array | None) -> Rows:
+        """Return those of `attention_varlen`."""
+        offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
+        return cls(offsets, {"k": seqused_k, "v": seqused_k})
 
 
 def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[str, Any]]:
@@ -101,8 +131,11 @@ class Fp8:
         nothing = xp.empty((), dtype)
         self.like = {name: xp.broadcast_to(nothing, x.shape) for name, x in given.items()}
 
-    def arrays(self, transposed: bool = False) -> dict[str, Quantized]:
-        """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here."""
+    def arrays(self, rows: Rows, transposed: bool = False) -> dict[str, Quantized]:
+        """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here.
+
+        What does not count of arrays that are quantised here changes no scale.
+        """
         if self.is_quantized:
             return self.given
         return {
@@ -112,18 +145,29 @@ class Fp8:
                 hadamard=name != "v",
                 transposed=transposed and name == "v",
                 layout=self._layout,
+                cu_seqlens=rows.cu_seqlens.get(name),
+                used=rows.used.get(name),
             )
             for name, x in self.given.items()
         }
 
-    def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
+    def applied(self, problem: Problem, operands: Operands, rows: Rows) -> tuple[Problem, Operands]:
         """Return a call on NumPy arrays `like` these as that of these.
+
+        Raises
+        ------
+        ValueError
+            Sequences in blocks of their own are not those of the call.
 
         Notes
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        arrays = self.arrays()
+        arrays = self.arrays(rows)
+        for name, x in arrays.items():
+            offsets = x.cu_seqlens
+            if offsets is not None and not np.array_equal(offsets, rows.cu_seqlens[name]):
+                raise ValueError(f"{name} was quantized with other cu_seqlens than the call's")
         q, k, v = (x.stored() for x in arrays.values())
         mean = arrays["k"].mean
         if mean is not None:

@@ -29,7 +29,7 @@ struct QuantizeParams {
     unsigned char*
         values;         // (batch, heads, seq, COLUMNS), or (batch, heads, blocks, COLUMNS, ROWS)
     float* scales;      // (batch, heads, scales_a_head), or one for all
-    uint32_t* largest;      // the same, as bits; 0 in front of LARGEST; null for WHOLE
+    uint32_t* largest;  // the same, as bits; 0 in front of LARGEST; null for WHOLE
     const int* cu_seqlens;  // (sequences + 1,): where sequences begin in x that follow each other
     const int* used;        // (sequences,) or (batch,): how many of their rows count; null for all
     uint32_t signs[8];      // a bit for each column
