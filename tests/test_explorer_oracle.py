@@ -15,8 +15,8 @@ from score_arrays import FEATURES, options_of
 import cufa
 from cufa.explorer import _of_arrays
 from cufa.explorer import oracle as explorer_oracle
-from cufa.explorer.beside import drawn
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
+from cufa.explorer.score_inputs import drawn
 from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
 
@@ -77,8 +77,8 @@ def test_what_stands_beside(
     b, hq, hk, sq, sk = SIZES
     inputs = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=16)
     given = tuple(map(xp.asarray, inputs))
-    problem, operands, beside = _of_arrays(given, dict(there), timed=False)  # type: ignore[arg-type]
-    judge = Oracle(xp, problem, *operands[:3], beside)
+    problem, operands, score_inputs = _of_arrays(given, dict(there), timed=False)  # type: ignore[arg-type]
+    judge = Oracle(xp, problem, *operands[:3], score_inputs)
     expected, _ = oracle(*inputs, **options)
     for out in (expected.astype(inputs[0].dtype), twin(*inputs, **options)):
         assert judge.judge(xp.asarray(out)).complaint is None
@@ -93,10 +93,10 @@ def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
     given = tuple(map(xp.asarray, inputs))
     options = {"dropout_p": 0.4, "causal": True}
     for seed, right in ((5, True), (6, False)):
-        problem, operands, beside = _of_arrays(given, {**options, "seed": seed}, timed=False)
+        problem, operands, score_inputs = _of_arrays(given, {**options, "seed": seed}, timed=False)
         keep = cufa.dropout_mask((2, 3, 40, 90), 0.4, 5) / Dropout(0.4).keep
         out = oracle(*inputs, causal=True, keep=keep)[0].astype(np.float16)
-        judge = Oracle(xp, problem, *operands[:3], beside)
+        judge = Oracle(xp, problem, *operands[:3], score_inputs)
         assert (judge.judge(xp.asarray(out)).complaint is None) == right
 
 
@@ -104,11 +104,11 @@ def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
 def test_what_is_drawn_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> None:
     inputs = random_inputs(rng, "float32", b=2, hq=4, sq=60, sk=130, d=16)
     problem = problem_of(*inputs, "float32").reading(name)
-    beside = drawn(problem, xp)
-    (argument,) = beside.arrays
-    array = beside.arrays[argument]
+    score_inputs = drawn(problem, xp)
+    (argument,) = score_inputs.arrays
+    array = score_inputs.arrays[argument]
     q, k, v = map(xp.asarray, inputs)
-    judge = Oracle(xp, problem, q, k, v, beside)
+    judge = Oracle(xp, problem, q, k, v, score_inputs)
     host: Any = {argument: array if xp is np else array.get()}
     out = oracle(*inputs, **host)[0].astype(np.float32)
     assert judge.judge(xp.asarray(out)).complaint is None

@@ -12,8 +12,10 @@ import cufa
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-#: Relative to the root mean square of the result: P has four bits of 8, and sums have 14.
-RMSE = 0.03
+#: Relative to the root mean square of the result: the rounding of P to four bits makes an error of
+#: 0.028 of it (in NumPy, 300 to 2049 keys), and two results that round P at other maxima differ by
+#: 0.040.
+RMSE = 0.045
 LSE_ERROR = 0.02
 
 HEAD_DIMS = [(64, 64), (96, 96), (100, 99), (128, 128), (192, 128), (192, 192), (256, 256), (40, 8)]
@@ -134,7 +136,7 @@ def test_quantized(rng: np.random.Generator, cupy: Any, d: int, how: Any) -> Non
         assert np.sqrt((error**2).mean()) <= most
     expected, _ = oracle(*(x8.dequantize().get() for x8 in (q8, k8, v8)))
     out = attention(q8, k8, v8, out_dtype=np.float16)
-    assert_agrees(out, expected)
+    assert_agrees(out, expected, 0.03)
     turned = cufa.quantize(cupy.asarray(arrays[2]), transposed=True, **of_v)
     same = attention(q8, k8, turned, out_dtype=np.float16)
     np.testing.assert_array_equal(same.get(), out.get())

@@ -31,4 +31,7 @@ def test_is_the_cpu_bit_by_bit(
         found, expected = cufa.quantize(cupy.asarray(x), **its), cufa.quantize(x, **its)
         np.testing.assert_array_equal(found.scales.get(), expected.scales)
         np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
-        np.testing.assert_array_equal(found.dequantize().get(), expected.dequantize())
+        again, there = expected.dequantize(), found.dequantize()
+        assert again.dtype == there.dtype
+        # NumPy does not know NaN of bfloat16.
+        np.testing.assert_array_equal(there.get().astype(np.float32), again.astype(np.float32))

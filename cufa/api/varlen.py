@@ -27,17 +27,15 @@ from cufa.cpu import attention as cpu_attention
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, own
-from cufa.features.expression.own import Own as Traced
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, arrays_of, parse_beside
+from cufa.problem.extras import Extras, arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -226,7 +224,7 @@ def attention_varlen(
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = own(score_mod, mask_mod)
+        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
@@ -258,19 +256,15 @@ def attention_varlen(
         if fp8 is not None:
             problem, operands = fp8.applied(problem, operands, Rows.varlen(**lengths))
         return _on_cpu(problem, operands, arguments, lengths)
-    device_id = xp.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    planner: Any = None
-    if fp8 is None:
-        planner = Planner(problem, device, kernel)
-    else:
+    if fp8 is not None:
         fp8_gpu.planned(fp8, problem, kernel)
     if problem.sequences == 0:
+        if fp8 is None:
+            Planner(problem, devices.current(), kernel)  # which refuses a kernel that cannot be
         return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
     if fp8 is None:
-        kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
-        result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
+        result = calls.run(q1, k1, v1, out1, return_lse, options, extras, problem, LAYOUT, kernel)
     else:
         rows = Rows.varlen(*extras.lengths)
         into = None if out is None else out[None]
@@ -318,19 +312,19 @@ def explain_varlen(
     check_flag("return_lse", return_lse)
     fp8, arguments = as_8_bits(arguments, "thd")
     is_on_host = isinstance(arguments["q"], np.ndarray)
-    mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
+    mods = NOTHING if is_on_host else trace(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
         functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
     if fp8 is not None:
         return fp8_gpu.planned(fp8, problem, options["kernel"])
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device = devices.current()
     return Planner(problem, device, options["kernel"]).explained(problem)
 
 
 def parsed(
-    arguments: Mapping[str, Any], mods: Traced
+    arguments: Mapping[str, Any], mods: TracedFunctions
 ) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
     """Check a call's arguments.
 
@@ -338,7 +332,7 @@ def parsed(
     ----------
     arguments : mapping
         The arguments of `attention_varlen`, by name.
-    mods : Own
+    mods : TracedFunctions
         The caller's functions, traced.
 
     Returns
@@ -383,8 +377,8 @@ def parsed(
     for name in ("bias", "mask"):
         if of_score[name] is not None and _ANY in (longest_q, longest_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
-    reads, views = parse_beside(of_score, mods, 4, problem.sizes, xp)
-    return problem.reading(*reads), operands._replace(beside=views), lengths, xp
+    reads, views = parse_score_arrays(of_score, mods, 4, problem.sizes, xp)
+    return problem.reading(*reads), operands._replace(score_arrays=views), lengths, xp
 
 
 def _longest(name: str, most: int | None) -> int:

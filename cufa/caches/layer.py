@@ -13,7 +13,7 @@ from cufa.caches.store import Store
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
-from cufa.launch.launch import Launch
+from cufa.launch.launch import PreparedLaunch
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 
@@ -72,7 +72,7 @@ class Layer:
             *(starts, self.lengths, self.block_table, store.rotaries[number]),
         )
         self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
-        self._launches: dict[Key | None, Launch] = {}
+        self._launches: dict[Key | None, PreparedLaunch] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
         """Check new tokens. Nothing is written.

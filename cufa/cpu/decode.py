@@ -29,8 +29,9 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     -----
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
-    p, (q, k_cache, v_cache, lengths, table, out, beside) = problem, operands
-    call, lse = Operands(q, k_cache, v_cache, out, beside), np.empty(out.shape[:3], np.float32)
+    p, (q, k_cache, v_cache, lengths, table, out, score_arrays) = problem, operands
+    call = Operands(q, k_cache, v_cache, out, score_arrays)
+    lse = np.empty(out.shape[:3], np.float32)
     if lse.size == 0:
         return lse
     with np.errstate(all="ignore"):  # as in `attention`

@@ -8,12 +8,12 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 from cufa.specs.append import SPEC
 from cufa.specs.instance import Instance
-from cufa.specs.layout import numbers_of
+from cufa.specs.structs import numbers_of
 
 _TENSORS = (*SPEC.inputs, *SPEC.outputs)
 _OFFSETS = {name: offset for name, offset, _ in numbers_of(SPEC.params)}
@@ -21,7 +21,7 @@ _ADDRESSES = *map("{}.data".format, _TENSORS), "starts", "lengths", "table", "co
 _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
 _PREPARED = 256  # launches that are remembered
 
-_prepared: dict[Key, Launch] = {}
+_prepared: dict[Key, PreparedLaunch] = {}
 
 
 def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
@@ -79,7 +79,7 @@ def addresses(tokens: Tokens) -> tuple[int, ...]:
     return (*known, 0, 0) if turns is None else tuple(known)
 
 
-def prepared(tokens: Tokens) -> Launch:
+def prepared(tokens: Tokens) -> PreparedLaunch:
     """Return the launch of these tokens, and of others of their shapes, strides and alignment.
 
     Parameters
@@ -121,7 +121,7 @@ def in_rows(name: str, array: Array) -> Array:
     return cupy.ascontiguousarray(array)
 
 
-def _made(tokens: Tokens) -> Launch:
+def _made(tokens: Tokens) -> PreparedLaunch:
     """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
@@ -131,7 +131,7 @@ def _made(tokens: Tokens) -> Launch:
     units_v = int(p["head_dim_v"]) // elements
     items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
     grid = batch * seq, -(-items // SPEC.threads)
-    return Launch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    return PreparedLaunch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:

@@ -9,16 +9,16 @@ from cufa.arrays import Array, Ints
 from cufa.compiler import jit
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import Key, remember
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
 from cufa.specs.kv import LENGTHS
-from cufa.specs.layout import numbers_of
+from cufa.specs.structs import numbers_of
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
@@ -68,7 +68,7 @@ class Operands(NamedTuple):
     v: Operand
 
 
-_prepared: dict[Key, Launch] = {}
+_prepared: dict[Key, PreparedLaunch] = {}
 
 
 def attention(
@@ -129,7 +129,7 @@ def _made(
     extras: Extras,
     ndim: int,
     device_id: int,
-) -> Launch:
+) -> PreparedLaunch:
     """Return the launch of calls like this one."""
     device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
     columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
@@ -166,7 +166,7 @@ def _made(
         memory = offsets["params.tiles_drawn"] // 8, drawn.take
     function = jit.kernel(plan.variant, device, device_id)
     launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
-    return Launch(launch, content, tuple(places), memory)
+    return PreparedLaunch(launch, content, tuple(places), memory)
 
 
 def _numbers(plan: Fp8Plan, problem: Problem, operands: Operands, out: Array) -> dict[str, float]:

@@ -10,7 +10,7 @@ from cufa.compiler import jit
 from cufa.compiler.dependent import Dependent
 from cufa.launch.counters import low, refill
 from cufa.launch.params import Buffer, free_buffers, taken_buffer
-from cufa.launch.signature import Place
+from cufa.launch.signature import AddressSlot
 from cufa.specs.instance import Instance
 
 Memory = tuple[int, Callable[[], Any]]
@@ -60,7 +60,7 @@ def ready(instance: Instance, grid: int | tuple[int, int], threads: int) -> Laun
     return launcher(function, (blocks, rows, 1), threads)
 
 
-class Launch:
+class PreparedLaunch:
     """A launch whose parameter is complete but for addresses.
 
     Parameters
@@ -69,7 +69,7 @@ class Launch:
         As in `launcher`.
     parameter : bytes-like
         The kernel's one parameter.
-    places : tuple of Place
+    places : tuple of AddressSlot
         Where addresses go.
     memory : (int, callable), optional
         See `Memory`.
@@ -81,7 +81,7 @@ class Launch:
         self,
         launch: Launcher,
         parameter: Any,
-        places: tuple[Place, ...] = (),
+        places: tuple[AddressSlot, ...] = (),
         memory: Memory | None = None,
     ) -> None:
         content = bytes(parameter)

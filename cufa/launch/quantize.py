@@ -8,7 +8,7 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.sequences import blocks_of
 from cufa.quantized.transform import columns_of, sign_bits
@@ -100,7 +100,7 @@ def quantize(
     for each in passes:
         kernel = instance(x.dtype.name, columns, hadamard, transposed, each)
         function = jit.kernel(kernel, device, device_id)
-        Launch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
+        PreparedLaunch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
     return values, scales
 
 

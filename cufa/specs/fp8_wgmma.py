@@ -10,8 +10,8 @@ import numpy as np
 from cufa.device import Device
 from cufa.specs.instance import Instance
 from cufa.specs.kv import LENGTHS
-from cufa.specs.layout import of_parts, structure
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
+from cufa.specs.structs import of_parts, structure
 
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""

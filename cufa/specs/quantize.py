@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
-from cufa.specs.layout import TENSOR
+from cufa.specs.structs import TENSOR
 
 ROWS = 128
 """Rows of a head that a block of threads has."""
