@@ -232,6 +232,15 @@ def test_rows_without_keys_and_empty_arrays() -> None:
         assert not out.any() or sk
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 5, 64), (2, 0, 5, 64), (2, 2, 0, 64)])
+def test_empty_arrays_with_a_mean(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.float16)
+    x8, k8 = cufa.quantize(x), cufa.quantize(x, smooth=True)
+    out, lse = cufa.attention(x8, k8, x8, out_dtype=np.float32, return_lse=True)
+    assert out.shape == shape
+    assert lse.shape == shape[:-1]
+
+
 def test_explain_says_the_plan(rng: np.random.Generator) -> None:
     q, k, v = random_inputs(rng, "float16", sq=50, d=64)
     plan = cufa.explain(*quantized((q, k, v)), out_dtype=np.float16)
@@ -251,6 +260,8 @@ OUT: dict[str, Any] = {"out_dtype": np.float16}
         ((X8, X8, X8), {"out_dtype": np.float64}, TypeError, "out_dtype must be float16"),
         ((X8, X8, X8), {"out_dtype": "half an hour"}, TypeError, "out_dtype must be float16"),
         ((X8, X8, X8), {"out_dtype": np.int8}, TypeError, "out_dtype must be float16"),
+        ((X8, X8, X8), {"out_dtype": np.zeros(2)}, TypeError, "out_dtype must be float16"),
+        ((X8, X8, X8), {"out_dtype": "(2"}, TypeError, "out_dtype must be float16"),
         ((X8, X, X8), OUT, TypeError, r"k is of type ndarray, but q is Quantized.*quantize\(k\)"),
         ((X, X8, X8), {}, TypeError, "q is of type ndarray, but k is Quantized"),
         ((X, X, X8), {"precision": "fp8"}, TypeError, "q is of type ndarray, but v is"),
@@ -264,6 +275,8 @@ OUT: dict[str, Any] = {"out_dtype": np.float16}
         ((cufa.quantize(X, smooth=True), X8, X8), OUT, ValueError, "q was .* smooth=True"),
         ((X8, X8, cufa.quantize(X, smooth=True)), OUT, ValueError, "v was .* smooth=True"),
         ((X8, X8, X8), {**OUT, "layout": "bshd"}, ValueError, "q was quantized with layout='bhsd'"),
+        ((X8, X8, X8), {**OUT, "layout": "sbhd"}, ValueError, "layout must be 'bhsd', 'bshd' or"),
+        ((X8, X8, X8), {**OUT, "layout": np.zeros(2)}, TypeError, "layout must be a string"),
         ((X8, cufa.quantize(X[..., :63]), X8), OUT, ValueError, "k has shape.*head_dim 63 and 64"),
         ((X8, X8, cufa.quantize(X[:, :, :9])), OUT, ValueError, "v has shape.*seq 9 and 40"),
         ((X8, X8, X8), {**OUT, "kernel": "fa2_mma"}, ValueError, "kernel must be None"),

@@ -15,10 +15,28 @@ struct Scales {
 };
 
 // (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. V is stored as
-// VTile8 says.
+// VTile8 says. Where sequences follow each other, in O, each has blocks of its own in Q, K and V:
+// see cufa/quantized/sequences.py.
 template <class WAY>
 struct Quantized : WAY {
+    static constexpr int ROWS = 128;  // of a block
     Scales scales_q, scales_k, scales_v;
+
+    // The sequence with its first rows in Q and in K.
+    template <class Arguments>
+    static __device__ Sequence sequence(const Arguments& p, int batch, int q0) {
+        Sequence found = WAY::sequence(p, batch, q0);
+        if constexpr (WAY::RAGGED) {
+            found.first_q = (found.first_q / ROWS + batch) * ROWS;
+            found.first_k = (found.first_k / ROWS + batch) * ROWS;
+        }
+        return found;
+    }
+    // The same with its first row in O.
+    template <class Arguments>
+    static __device__ Sequence sequence_of_result(const Arguments& p, int batch) {
+        return WAY::sequence(p, batch, 0);
+    }
 };
 
 // V of up to 128 keys as wgmma needs it: a row is a column of V, with K, the keys, along it. In

@@ -31,6 +31,7 @@ struct Consumer8 {
     float rO[1][C::HEAD_DIM_V / 8][4] = {};  // their sum, in float32
     float divisor[1][2];                     // of O, at the end of a tile
     int kv_head;                             // of all batches
+    int first_key = 0;                       // of the sequence, among scales
     float scale_q[2], scale_k, scale_v, scale_v_next;
 
     __device__ Consumer8(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
@@ -112,7 +113,7 @@ struct Consumer8 {
     // row tile is left, the product reads what is there, and nobody looks at the result.
     __device__ void queue_s() {
         if (here.more) {
-            const int key = here.key_tile() * BN;
+            const int key = first_key + here.key_tile() * BN;
             scale_k = load_early(p.scales_k.of(kv_head, key));
             scale_v_next = load_early(p.scales_v.of(kv_head, key));
         }
@@ -192,13 +193,19 @@ struct Consumer8 {
         here.keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[0].whole_first) : 0;
         here.keys.whole_end = uniform(work.keys[0].whole_end);
         here.look_up(), here.look_ahead();
-        const int head = uniform(work.head), batch = uniform(work.batch);
+        const int head = uniform(work.head), batch = KV::RAGGED ? 0 : uniform(work.batch);
         kv_head = batch * (p.heads_q / p.group) + head / p.group;
+        int first_query = 0, queries = p.seq_q;
+        if constexpr (KV::RAGGED) {
+            first_query = work.sequence.first_q, queries = work.sequence.seq_q;
+            first_key = uniform(work.sequence.first_k);
+        }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int query = work.q0 + here.warp_row() + thread_index_anew() % 32 / 4 + 8 * h;
-            scale_q[h] = p.scale_log2 * load_early(p.scales_q.of(batch * p.heads_q + head,
-                                                                 min(query, p.seq_q - 1)));
+            scale_q[h] =
+                p.scale_log2 * load_early(p.scales_q.of(batch * p.heads_q + head,
+                                                        first_query + min(query, queries - 1)));
         }
     }
 
@@ -243,7 +250,9 @@ struct Consumer8 {
     }
     // Applies the score to S, and finds the factors that bring it to log2 units.
     __device__ void apply_score(float (&factor)[2]) {
-        factor[0] = scale_q[0] * scale_k, factor[1] = scale_q[1] * scale_k;
+        // Not 0, even if the product is too small for float32: 0 times -INF would be NaN.
+#pragma unroll
+        for (int h = 0; h < 2; ++h) factor[h] = fmaxf(scale_q[h] * scale_k, 0x1p-126f);
         if constexpr (!SCORE::LINEAR) {
 #pragma unroll
             for (int i = 0; i < NT * 4; ++i) rS[0][i / 4][i % 4] *= factor[i / 2 % 2];
@@ -273,28 +282,38 @@ struct Consumer8 {
             }
     }
 
+    // The rows of the tile before.
+    __device__ PackedRows rows_of_result() const {
+        if constexpr (KV::RAGGED) {
+            const volatile typename C::Work& work = here.work_before();
+            const Sequence sequence = KV::sequence_of_result(p, work.batch);
+            return PackedRows(p, sequence, 0, work.head, work.q0 + here.warp_row());
+        } else {
+            return here.packed_rows();
+        }
+    }
     // Ends the sums of the tile before, and begins the next one's.
     __device__ void conclude() {
         float lse[1][2];
         softmax.conclude(divisor, lse, SCORE::NEEDS_LSE || p.lse);
         if constexpr (SCORE::ENDS_ROWS) {
-            const PackedRows rows = here.packed_rows();
+            const PackedRows rows = rows_of_result();
 #pragma unroll
             for (int h = 0; h < 2; ++h) p.end_row(divisor[0][h], lse[0][h], rows.head[h]);
         }
         if constexpr (KV::PADS_ROWS) {  // rows that follow the last query; divided by 0, O is 0
-            const PackedRows rows = here.packed_rows();
+            const PackedRows rows = rows_of_result();
             const int queries = KV::queries(p, rows.batch);
 #pragma unroll
             for (int h = 0; h < 2; ++h)
                 if (rows.query[h] >= queries) divisor[0][h] = 0.f, lse[0][h] = -INF;
         }
-        if (p.lse) store_lse(lse[0], p, here.packed_rows());
+        if (p.lse) store_lse(lse[0], p, rows_of_result());
     }
     // Writes O / l of it.
     __device__ void store() {
         softmax.divide(rO, divisor);
-        store_o_direct<typename C::OUT>(rO[0], p, here.packed_rows());
+        store_o_direct<typename C::OUT>(rO[0], p, rows_of_result());
         __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
 #pragma unroll
         for (int i = 0; i < C::HEAD_DIM_V / 2; ++i) rO[0][i / 4][i % 4] = 0.f;

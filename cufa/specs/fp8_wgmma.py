@@ -16,7 +16,7 @@ from cufa.specs.structs import of_parts, structure
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
 
-KVS = ("Dense", "Padded")
+KVS = ("Dense", "Padded", "Varlen")
 """The ways of ``kernels/kv.cuh`` that its sequences can be of."""
 
 SCORES = (
