@@ -152,6 +152,7 @@ def _arguments(variant: Variant | Instance) -> str:
     if isinstance(variant, Instance):
         return ARGUMENTS[variant.kernel].format(", ".join(variant.score))
     decodes = "Decode" if KERNELS[variant.kernel].decodes else ""
+    decodes = "Scaled" if KERNELS[variant.kernel].kv_dtype else decodes
     arguments = f"{decodes}Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
     return f"TmaArguments<{arguments}>" if KERNELS[variant.kernel].tma else arguments
 

@@ -458,6 +458,7 @@ class Cache:
         """
         caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
         places = {"lengths": held.lengths, "block_table": held.block_table}
+        places |= {"k_scale": None, "v_scale": None}
         parse_decode({**arguments, **caches, **places})
         if not self._in_use.any():
             raise none_allocated(self._rows.start, len(self))
