@@ -12,7 +12,7 @@ from cufa import device as devices
 from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.fp8 import as_8_bits
+from cufa.api.fp8 import Rows, as_8_bits
 from cufa.api.options import (
     AttentionOptions,
     Causal,
@@ -323,13 +323,15 @@ def attention(
     operands = operands._replace(seed=seed)
     if xp is np:
         if fp8 is not None:
-            problem, operands = fp8.applied(problem, operands)
+            rows = Rows.padded(lengths_k, lengths_q)
+            problem, operands = fp8.applied(problem, operands, rows)
         return _on_cpu(problem, operands, arguments)
     if extras.lengths:
         on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
         extras = extras._replace(lengths=tuple(on_device))
     if fp8 is not None:
-        return fp8_gpu.attention(fp8, problem, out, return_lse, layout, kernel, extras)
+        rows = Rows.padded(*extras.lengths)
+        return fp8_gpu.attention(fp8, rows, problem, out, return_lse, layout, kernel, extras)
     return calls.run(
         *(q, k, v, out, return_lse, options, extras, problem, layout, kernel),
         batch_invariant=batch_invariant,

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from cufa import device as devices
 from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, functions_on_cpu
-from cufa.api.fp8 import as_8_bits
+from cufa.api.fp8 import Rows, as_8_bits
 from cufa.api.options import (
     Causal,
     Precision,
@@ -33,6 +33,7 @@ from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras, arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_longest, parse_offsets
@@ -178,8 +179,9 @@ def attention_varlen(
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     out_dtype, precision
-        As in `cufa.attention`, with arrays that were quantised with ``layout="thd"``; NumPy arrays
-        only.
+        As in `cufa.attention`. Arrays of `cufa.Quantized` were made with ``layout="thd"``, and
+        CuPy's with `cu_seqlens` that hold the numbers of `cu_seqlens_q` and `cu_seqlens_k`: others
+        give results that mean nothing.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
@@ -252,15 +254,21 @@ def attention_varlen(
     problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
         if fp8 is not None:
-            problem, operands = fp8.applied(problem, operands)
+            problem, operands = fp8.applied(problem, operands, Rows.varlen(**lengths))
         return _on_cpu(problem, operands, arguments, lengths)
     if fp8 is not None:
-        fp8_gpu.planned(fp8, problem, kernel)  # which refuses sequences in one array
+        fp8_gpu.planned(fp8, problem, kernel)
     if problem.sequences == 0:
-        Planner(problem, devices.current(), kernel)  # which refuses a kernel that cannot be
+        if fp8 is None:
+            Planner(problem, devices.current(), kernel)  # which refuses a kernel that cannot be
         return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
-    result = calls.run(q1, k1, v1, out1, return_lse, options, extras, problem, LAYOUT, kernel)
+    if fp8 is None:
+        result = calls.run(q1, k1, v1, out1, return_lse, options, extras, problem, LAYOUT, kernel)
+    else:
+        rows = Rows.varlen(*extras.lengths)
+        into = None if out is None else out[None]
+        result = fp8_gpu.attention(fp8, rows, problem, into, return_lse, LAYOUT, kernel, extras)
     result = _without_batch(result, out, return_lse)
     if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
         return result
@@ -277,7 +285,7 @@ def explain_varlen(
     *,
     return_lse: bool = False,
     **options: Unpack[VarlenOptions],
-) -> Plan | DecodePlan | cpu_attention.Plan:
+) -> Plan | DecodePlan | Fp8Plan | cpu_attention.Plan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -291,7 +299,7 @@ def explain_varlen(
 
     Returns
     -------
-    cufa.planner.plan.Plan or cufa.cpu.attention.Plan
+    cufa.planner.plan.Plan, cufa.planner.fp8.Fp8Plan or cufa.cpu.attention.Plan
         As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are as
         if all sequences had the average length.
 
@@ -310,7 +318,7 @@ def explain_varlen(
         functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
     if fp8 is not None:
-        fp8_gpu.planned(fp8, problem, options["kernel"])  # which refuses sequences in one array
+        return fp8_gpu.planned(fp8, problem, options["kernel"])
     device = devices.current()
     return Planner(problem, device, options["kernel"]).explained(problem)
 

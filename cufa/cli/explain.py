@@ -58,8 +58,6 @@ _OF_8_BITS = {
     **_MEANING,
     "piece": "columns of V of which P V is computed at once",
     "in_flight": "pieces that are computed at once",
-    "o_first": "whether P V is waited for in front of the exponentials",
-    "polynomials": "of eight exponentials, those on the multiply-add units",
 }
 _ALTERNATIVES = 5  # variants that are shown
 

@@ -40,7 +40,8 @@ class Operand(NamedTuple):
         Q and K are (batch, heads, seq, columns), with contiguous rows and with other strides that
         are multiples of 16. V is (batch, heads, blocks, columns, KEYS), C-contiguous: each block is
         transposed, with keys in the order of ``VTile8`` in ``kernels/fp8_config.cuh``, and with
-        zeros behind the last one.
+        zeros behind the last one. Where sequences follow each other, they are as
+        `cufa.quantized.sequences` has them.
     scales : array of float32
         C-contiguous and positive: (batch, heads, blocks), (batch, heads, 1) or (1, 1, 1).
     block : int or None
@@ -186,6 +187,8 @@ def _numbers(plan: Fp8Plan, problem: Problem, operands: Operands, out: Array) ->
     for name, array in zip("qkvo", (*(each.values for each in operands), out), strict=True):
         for axis, step in zip(("batch", "head", "seq"), array.strides[:3], strict=True):
             known[f"{name}.stride_{axis}"] = step // array.itemsize
+        if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
+            known[f"{name}.stride_batch"] = 0
     return known
 
 
