@@ -430,6 +430,52 @@ def test_varlen_of_quantized(rng: np.random.Generator, how: dict[str, Any]) -> N
 
 
 @runs
+@exhaustive("fp8", but=lambda: True)
+def test_warps_that_are_not_in_step(
+    emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warp of short sequences is at the next tile while another writes the one before."""
+    one = device.named("h200")._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda _: one)
+    for emulated.seed in (1, 2):
+        queries, keys = rng.integers(1, 100, 10), rng.integers(1, 60, 10)
+        cu_q, cu_k = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (queries, keys))
+        q = rng.standard_normal((cu_q[-1], 2, 64), np.float32).astype(np.float16)
+        k = rng.standard_normal((cu_k[-1], 1, 64), np.float32).astype(np.float16)
+        options: dict[str, Any] = {"precision": "fp8", "return_lse": True}
+        for causal in (False, True):
+            expected = attention_varlen(q, k, k, cu_q, cu_k, causal=causal, **options)
+            found = attention_varlen(*map(on_gpu, (q, k, k, cu_q, cu_k)), causal=causal, **options)
+            assert_agrees(found[0].get(), expected[0])
+            assert_same(found[1].get(), expected[1])
+
+
+@runs
+def test_calls_with_other_scales_are_prepared_again(rng: np.random.Generator) -> None:
+    """Shapes are the same: granularity, blocks and factors of scores are not."""
+    arrays = drawn(rng, "float16", (1, 2, 2, 100, 300), 64, 64)
+    ways: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"granularity": "head"}, {}),
+        ({"block": 256}, {"scale": 0.5}),
+        ({"granularity": "tensor"}, {"causal": True}),
+        ({}, {"scale": 0.5, "sinks": np.array([1.0, 2], np.float32)}),
+    ]
+    first: list[Any] = []
+    for repeat in range(2):
+        for i, (how, options) in enumerate(ways):
+            there = (cufa.quantize(on_gpu(x), **how) for x in arrays)
+            given = {name: on_gpu(x) if name == "sinks" else x for name, x in options.items()}
+            out = attention(*there, out_dtype=np.float16, **given).get()
+            if repeat:
+                np.testing.assert_array_equal(out, first[i])
+                continue
+            first.append(out)
+            here = (cufa.quantize(x, **how) for x in arrays)
+            assert_agrees(out, attention(*here, out_dtype=np.float32, **options))
+
+
+@runs
 def test_varlen_of_nothing(rng: np.random.Generator) -> None:
     q, k, v = (x[:10] for x in ragged(rng, 64))
     for queries, keys in (([0, 4, 10], [0, 0, 0]), ([0, 0, 0], [0, 4, 10]), ([0], [0])):
