@@ -84,3 +84,8 @@ DTYPES: dict[str, Dtype] = {
     )
 }
 """The element types, by name."""
+
+
+def kv_bytes(dtype: str, kv_dtype: str | None) -> int:
+    """Return the bytes of an element of K or V: `kv_dtype` is theirs, of 8 bits, if not q's."""
+    return DTYPES[dtype].bytes if kv_dtype is None else 1

@@ -36,7 +36,7 @@ def user_path(device: Device, folder: Path | None = None) -> Path:
     Raises
     ------
     OSError
-        As `cache.folder`.
+        As `disk_cache.folder`.
     """
     return (folder or disk_cache.folder()) / "tuned" / f"{table_name(device.name)}.json"
 

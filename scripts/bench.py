@@ -9,6 +9,7 @@
     python scripts/bench.py backward
     python scripts/bench.py decode
     python scripts/bench.py decode --before HEAD~1 --out before-and-after.json
+    python scripts/bench.py decode8
     python scripts/bench.py generate
     python scripts/bench.py host
     python scripts/bench.py jit
@@ -175,6 +176,12 @@ def _rows(
         older = held.enter_context(before.beside(o.before)) if o.before else None
         decoders = decode.Decoders(o.peers, older)
         return decode.rows(decoders, decode.cells(), clock, budget, o.seed), decoders
+    if o.bench == "decode8":
+        from benchmarks import decode8
+
+        eight_bits = decode8.Decoders8()
+        limits = clock, budget, o.seed, measured["read_gbs"]
+        return decode8.rows(eight_bits, decode8.cells(), *limits), eight_bits
     if o.bench == "masks":
         from benchmarks import masks
 

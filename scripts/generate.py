@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama import Llama, Prompt, Settings, Speed, Tokenizer, complete, read_defaults
+from llama import CACHES, Llama, Prompt, Settings, Speed, Tokenizer, complete, read_defaults
 from models import DTYPES, FileError, ModelError, drop_output, open_text, shown
 
 #: New tokens where the user names no number; fewer where the model takes no more.
@@ -46,7 +46,7 @@ class Assistant:
         self._tokenizer = Tokenizer(path)
         defaults = read_defaults(path)
         self.settings = settings(arguments, defaults.settings)
-        self._model = Llama(path, arguments.device, arguments.dtype)
+        self._model = Llama(path, arguments.device, arguments.dtype, arguments.cache)
         self._eos = {*defaults.eos, *self._model.config.eos, *self._tokenizer.eos}
         self._count = arguments.max_new_tokens
         self._page_size = arguments.page_size
@@ -306,6 +306,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=("auto", *DTYPES),
         default="auto",
         help="auto: the checkpoint's on a GPU, float32 on the CPU",
+    )
+    parser.add_argument(
+        "--cache",
+        choices=CACHES,
+        default="auto",
+        help="keys and values in 8 bits, with a scale for each token and head: half of the memory "
+        "of 16 bits; int8 is more exact (auto: in the model's dtype)",
     )
     arguments = parser.parse_intermixed_args(argv)
     given = arguments.prompts or arguments.file or arguments.lines

@@ -62,6 +62,10 @@ ARGUMENTS = {
     "clear_rows": "ClearRowsParams",
     "bwd_sums": "BackwardSumsParams",
     "quantize": "QuantizeParams",
+    "append8": "AppendParams",
+    "expand8": "ExpandParams",
+    "means8": "AppendParams",
+    "lse_mean": "LseMeanParams",
 }
 
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
@@ -152,6 +156,7 @@ def _arguments(variant: Variant | Instance) -> str:
     if isinstance(variant, Instance):
         return ARGUMENTS[variant.kernel].format(", ".join(variant.score))
     decodes = "Decode" if KERNELS[variant.kernel].decodes else ""
+    decodes = "Scaled" if KERNELS[variant.kernel].kv_dtype else decodes
     arguments = f"{decodes}Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>"
     return f"TmaArguments<{arguments}>" if KERNELS[variant.kernel].tma else arguments
 

@@ -12,12 +12,16 @@ import pytest
 FAMILIES = {
     **{kernel: (kernel,) for kernel in ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32")},
     "decode": ("decode", "decode_wgmma"),
+    "decode8": ("decode_fp8", "decode_int8"),
     "backward": (
         *("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma", "bwd_mma", "bwd_fp32"),
         *("bwd_prepare", "bwd_finish", "bwd_join", "bwd_sinks", "bwd_sums"),
     ),
     "fp8": ("fp8_wgmma",),
-    "others": ("append", "merge", "block_mask", "block_lists", "clear_rows"),
+    "others": (
+        *("append", "append8", "means8", "expand8", "lse_mean"),
+        *("merge", "block_mask", "block_lists", "clear_rows"),
+    ),
     "quantize": ("quantize",),
 }
 

@@ -11,7 +11,7 @@ from reference import oracle, random_inputs
 
 from cufa.arrays import Operands
 from cufa.device import Device
-from cufa.explorer.score_inputs import NO_SCORE_INPUTS, ScoreInputs
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -42,7 +42,7 @@ class PlayedStage:
             np.random.default_rng(3), p.dtype, **sizes, d=p.head_dim, dv=p.head_dim_v
         )
         right = oracle(*inputs, causal=p.causal)[0].astype(inputs[0].dtype)
-        self.inputs = score_inputs or NO_SCORE_INPUTS
+        self.inputs = score_inputs or ScoreInputs()
         self.operands = Operands(*inputs, np.empty_like(right))
         self.results = self.repeated = (self.operands.out,)
         self.right = right

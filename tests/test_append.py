@@ -18,6 +18,7 @@ from cufa.compiler import jit, nvrtc
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
 from cufa.problem.tokens import Tokens
+from cufa.specs import means8
 from cufa.specs.instance import Instance
 
 INSTANCES = [
@@ -27,10 +28,22 @@ INSTANCES = [
     for interleaved in (False, True)
 ]
 
+OF_8_BITS = [
+    *(
+        Instance("append8", each.dtypes, (*each.arguments, is_integer))
+        for each in INSTANCES
+        for is_integer in (False, True)
+    ),
+    *(Instance("expand8", (dtype,), (n,)) for dtype in DTYPES for n in (False, True)),
+    *(means8.instance(dtype, interleaved) for dtype in DTYPES for interleaved in (False, True)),
+    *(Instance("lse_mean", (dtype,), ()) for dtype in DTYPES),
+]
+
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
-def test_compiles_without_spills(arch: str) -> None:
-    for instance in INSTANCES:
+@pytest.mark.parametrize("instances", [INSTANCES, OF_8_BITS], ids=["same", "8 bits"])
+def test_compiles_without_spills(instances: list[Instance], arch: str) -> None:
+    for instance in instances:
         compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)
         assert compiled.spill_bytes == compiled.stack_bytes == 0
         assert "warning" not in compiled.log.lower()

@@ -120,7 +120,8 @@ def test_bad_arguments(words: str, message: str, capsys: pytest.CaptureFixture[s
 
 
 MEASUREMENTS = (
-    *("prefill", "gqa", "headdims", "fp32", "models", "decode", "masks", "backward", "generate"),
+    *("prefill", "gqa", "headdims", "fp32", "models", "decode", "decode8", "masks", "backward"),
+    "generate",
     *("fp8", "fp8-error", "regret", "costs", "host", "jit", f"refactor --before {bench.ROOT}"),
 )
 

@@ -156,6 +156,15 @@ def test_kernels_of_decode(builder: Builder, page_size: int) -> None:
             assert plan_splits(problem, device.named("a100")).variant in builder.asked
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_kernels_of_caches_of_8_bits(builder: Builder, kind: str) -> None:
+    words = ["compile", "--gpu", "h200", "--causal", "--cache-dtype", kind]
+    assert cli.main([*words, "--decode", "3,8,1,128:3,2,100,128", "--page-size", "64"]) == 0
+    kinds = {(v.kernel, v.dtype, v.kv) for v in builder.asked}
+    kernel = f"decode_{kind}"
+    assert kinds == {(kernel, "float16", "PagedTiles"), (kernel, "bfloat16", "PagedTiles")}
+
+
 @pytest.mark.parametrize("lengths", ["", "padded", "varlen"])
 def test_kernels_of_other_scores(builder: Builder, lengths: str) -> None:
     """The kernels that calls would take with a window and sinks, as gpt-oss has them."""
@@ -363,8 +372,8 @@ def test_figures(variant: Variant, capsys: Captured) -> None:
 
 def a_small_one(kernel: str, gpu: device.Device) -> Variant:
     """Return a variant of a kernel that compiles in little time."""
-    if kernel == "decode":
-        return OF_DECODE
+    if kernel == "decode" or KERNELS[kernel].kv_dtype is not None:
+        return OF_DECODE._replace(kernel=kernel)
     of_kernel = [v for v in planned(gpu) if v.kernel == kernel]
     return min(of_kernel, key=lambda v: (v.head_dim * v.bn, v.head_dim_v * v.bm))
 

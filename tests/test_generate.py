@@ -380,6 +380,8 @@ def test_command_goes_on_from_prompts(
     done = run(folder, "Once", "--raw", "-n", 9)
     assert (done.returncode, done.stdout) == (0, expected("Once") + "\n")
     assert run(folder, "Once", "--raw", "-n", 9, "--page-size", 4).stdout == done.stdout
+    in_8_bits = run(folder, "Once", "--raw", "-n", 9, "--cache", "int8", "--page-size", 4)
+    assert (in_8_bits.returncode, in_8_bits.stdout[:4]) == (0, done.stdout[:4])
     (line,) = done.stderr.splitlines()
     assert line.startswith("prompt 4 tokens, ")
     assert "new 9 tokens, " in line
@@ -540,6 +542,7 @@ def test_command_whose_output_cannot_be_written(folder: Path) -> None:
         (("{folder}", "x", "--repetition-penalty", 0), b"", "0 is no positive number"),
         (("{folder}", "x", "--seed", -1), b"", "-1 is negative"),
         (("{folder}", "x", "--dtype", "int8"), b"", "invalid choice"),
+        (("{folder}", "x", "--cache", "fp4"), b"", "invalid choice"),
         (("{folder}", "x", "--page-size", 0), b"", "0 is not positive"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eight_bits import exact, held_numbers
 from reference import DTYPES, to_host
 
 import cufa
@@ -609,7 +610,7 @@ def test_refused_and_unchanged(rng: np.random.Generator, empty: Any) -> None:
         ({"head_dim": 257}, ValueError, "head_dim must be 1 to 256"),
         ({"head_dim_v": 0}, ValueError, "head_dim_v must be 1 to 256"),
         ({"layers": 0}, ValueError, "layers must be 1 to"),
-        ({"dtype": "int8"}, TypeError, "dtype must be one of float16, bfloat16, float32"),
+        ({"dtype": "int16"}, TypeError, "dtype must be one of .*, float32, fp8, int8, as"),
         ({"dtype": "nonsense"}, TypeError, "dtype must be one of"),
         ({"dtype": ">f4"}, TypeError, "dtype must be one of"),
         ({"dtype": "("}, TypeError, r"dtype must be one of .*, not '\('"),
@@ -861,12 +862,14 @@ def test_what_cannot_be_sent_has_changed_nothing(
     assert cache.free_pages == 6
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) -> None:
+@pytest.mark.parametrize(
+    ("page_size", "dtype"), [*((n, "float32") for n in (1, 4, 16)), (4, "fp8"), (16, "int8")]
+)
+def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int, dtype: str) -> None:
     """Allocate, free, fork, append, truncate and decode in any order, out of room now and then."""
     rng = np.random.default_rng(page_size)
     sequences, pages, width = 6, 72 // page_size, 40 // page_size
-    sizes: dict[str, Any] = {"head_dim_v": DV, "dtype": "float32", "pages_per_sequence": width}
+    sizes: dict[str, Any] = {"head_dim_v": DV, "dtype": dtype, "pages_per_sequence": width}
     cache = PagedKVCache(pages, page_size, sequences, H, D, xp=xp, **sizes)
     model: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     happened: dict[str, int] = defaultdict(int)
@@ -933,7 +936,7 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
             writing = [i for i in live if rows.start <= i < rows.stop]
             counts = np.zeros(sequences, int)
             counts[writing] = rng.integers(0, n + 1, len(writing))
-            k, v = drawn(rng, sequences, H, n, D), drawn(rng, sequences, H, n, DV)
+            k, v = (exact(rng, dtype, sequences, H, n, dim) for dim in (D, DV))
             part, given = cache[rows], (xp.asarray(k[rows]), xp.asarray(v[rows]))
             if has_room(counts):
                 part.append(*given, counts=counts[rows])
@@ -967,7 +970,7 @@ def test_any_steps_are_those_of_a_plain_model(xp: ModuleType, page_size: int) ->
         assert to_host(cache.lengths).tolist() == lengths
         assert cache.free_pages == pages - len(users())
         for i in model if number % 8 == 0 else [i for i in model if i == some]:
-            for a, b in zip(held(cache, i), model[i], strict=True):
+            for a, b in zip(held_numbers(cache, i), model[i], strict=True):
                 assert np.array_equal(a, b)
     assert min(happened.values()) > 20, happened
     assert len(happened) == 9, happened

@@ -93,7 +93,8 @@ def test_spec_agrees_with_the_source(name: str) -> None:
     assert template_of(name) == ["class T", *kinds, *schedule, "class SCORE", "class KV"]
     assert set(spec.arguments) <= set(Variant._fields)
     assert ("const __grid_constant__ TmaArguments" in text) == spec.tma
-    assert ("const __grid_constant__ DecodeArguments" in text) == spec.decodes
+    decodes = "Decode" if spec.kv_dtype is None else "Scaled"
+    assert (f"const __grid_constant__ {decodes}Arguments" in text) == spec.decodes
     assert ("registers_decrease" in text) == (spec.launch_registers is not None)
 
 
@@ -118,7 +119,7 @@ def test_schedules_are_structs_of_the_source() -> None:
 
 @pytest.mark.parametrize("name", AUXILIARY_KERNELS)
 def test_auxiliary_spec_agrees_with_the_source(name: str) -> None:
-    spec, text = AUXILIARY_KERNELS[name], text_of(name)
+    spec, text = AUXILIARY_KERNELS[name], source.text(name)
     names = [each.split()[-1].lower() for each in template_of(name)]
     last = ["mask"] * spec.takes_mask + ["score", "kv"] * spec.takes_score
     assert names == [*spec.types, *spec.numbers, *last]

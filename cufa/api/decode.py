@@ -61,6 +61,8 @@ def decode(
     *,
     lengths: Array | None = None,
     block_table: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
     causal: bool = True,
     window: Window = NO_WINDOW,
     attention_chunk: int | None = None,
@@ -88,10 +90,11 @@ def decode(
         and dv are 1 to 256 and may differ. Any strides; on the GPU q and whole caches are copied
         first unless their rows are contiguous and multiples of 16 bytes.
     k_cache : array, shape (b, hk, capacity, d) or (pages, hk, page_size, d)
-        Keys, of q's dtype; in pages of any size if there is a `block_table`. hq must be a multiple
-        of hk.
+        Keys, of q's dtype, or of 8 bits with a `k_scale`: `ml_dtypes.float8_e4m3fn`, its bytes as
+        uint8 (CuPy has no 8-bit floating point), or int8. In pages of any size if there is a
+        `block_table`. hq must be a multiple of hk.
     v_cache : array, shape (b, hk, capacity, dv) or (pages, hk, page_size, dv)
-        Values, of q's dtype.
+        Values, of q's dtype, or of 8 bits as the keys, with a `v_scale`.
     lengths : array, shape (b,), optional
         Keys in use, those of these queries included: 0 to the capacity, which is also the default.
         Another stream must not change them while a call that reads them runs.
@@ -102,6 +105,10 @@ def decode(
         The pages of each sequence, in order: integers, as `lengths`, with contiguous rows.
         Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
         of the cache's capacity, picks sequences from a larger contiguous cache.
+    k_scale, v_scale : array, shape (b, hk, capacity) or (pages, hk, page_size), float32, optional
+        For caches of 8 bits: each key stands for `k_cache` times its scale, each value for
+        `v_cache` times its own. Finite; of any strides; axes in the order of the caches. On the GPU
+        q then has 16 bits. Weights of keys are rounded to 16 bits with the scale of V in them.
     causal : bool
         Query i sees the keys j <= i + lengths - sq only. If False, it sees all keys in use, as in a
         prefix that is not its own; see `merge`.
@@ -150,10 +157,11 @@ def decode(
     Raises
     ------
     TypeError
-        Unsupported or mixed dtypes, objects that are no arrays, NumPy mixed with CuPy but for
-        `lengths` and `block_table`; options of another type.
+        Unsupported or mixed dtypes, those of caches of 8 bits included; objects that are no arrays,
+        NumPy mixed with CuPy but for `lengths` and `block_table`; options of another type.
     ValueError
-        Shapes, layout, scale, devices or `out` that do not fit; a negative bound of a window, a
+        Shapes, layout, scale, devices or `out` that do not fit; caches of 8 bits without scales, or
+        others with them; a negative bound of a window, a
         softcap outside 1e-6 to 1e4; `num_splits` below 1, a kernel that cannot take the call; in a
         capture into a CUDA graph, an array that would be copied.
         Lengths out of range in a NumPy array; pages in use that do not exist, if both table and
@@ -183,6 +191,12 @@ def decode(
     >>> k_cache = v_cache = np.ones((2, 2, 100, 64), np.float32)
     >>> cufa.decode(q, k_cache, v_cache, lengths=np.array([3, 100])).shape
     (2, 8, 1, 64)
+
+    With keys and values of 8 bits:
+
+    >>> k8, scales = np.ones((2, 2, 100, 64), np.int8), np.full((2, 2, 100), 0.02, np.float32)
+    >>> cufa.decode(q, k8, k8, k_scale=scales, v_scale=scales)[0, 0, 0, :2]
+    array([0.02, 0.02], dtype=float32)
     """
     if other_names:
         refuse(decode, other_names)
@@ -193,6 +207,8 @@ def decode(
         False,
         lengths=lengths,
         block_table=block_table,
+        k_scale=k_scale,
+        v_scale=v_scale,
         causal=causal,
         window=window,
         attention_chunk=attention_chunk,
@@ -217,6 +233,8 @@ def decode_padded(
     *,
     lengths: Array | None,
     block_table: Array | None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
     causal: bool,
     window: Window,
     attention_chunk: int | None,
@@ -238,9 +256,9 @@ def decode_padded(
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
-    q, k_cache, v_cache, lengths, block_table, causal, window, attention_chunk, softcap
+    q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, causal, window, attention_chunk
         As in `decode`.
-    alibi_slopes, sinks, scale, layout, out, return_lse, num_splits, kernel, unified_max
+    softcap, alibi_slopes, sinks, scale, layout, out, return_lse, num_splits, kernel, unified_max
         As in `decode`.
     """
     arrays: tuple[Array | None, ...] = ()
@@ -256,8 +274,12 @@ def decode_padded(
         (type(unified_max), type(return_lse), window is NO_WINDOW or calls.types_of(window)),
         kernel is None or calls.types_of(kernel),
     )
+    scales: tuple[Array | None, ...] = ()
+    if not (k_scale is v_scale is None):
+        scales = k_scale, v_scale
+        dtypes = *dtypes, *map(calls.dtype_of, scales)
     options = "cufa.decode", block_table is None, padded, values, choices, types, dtypes
-    extras = Extras(arrays, (lengths, block_table))
+    extras = Extras(arrays, (lengths, block_table), scales=scales)
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
     if result is not None:
         return result

@@ -88,6 +88,8 @@ class DecodeOptions(_OfDecoding, total=False):
 
     lengths: AnyArray | None
     block_table: AnyArray | None
+    k_scale: AnyArray | None
+    v_scale: AnyArray | None
     layout: Layout
 
 

@@ -15,10 +15,11 @@ from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, counts_of, integers, none_allocated
 from cufa.caches.full import CacheFullError
+from cufa.caches.kinds import dtype_of
 from cufa.caches.layer import Layer
 from cufa.caches.pages import Taken
 from cufa.caches.store import Store
-from cufa.checks import check_size
+from cufa.checks import check_scale, check_size
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant
@@ -149,6 +150,81 @@ class Cache:
         """
         held = self._layer(layer)
         return held.k, held.v
+
+    def scales(self, layer: int = 0) -> tuple[Array, Array]:
+        """Return the scales of a layer's keys and values, as `decode` takes them.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        k_scale, v_scale : array of float32, or None
+            (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
+            layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
+            are keys without their mean where the cache is smooth, as `decode` reads them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer.
+        """
+        held = self._layer(layer)
+        return held.k_scale, held.v_scale
+
+    def dequantize(
+        self, layer: int = 0, *, dtype: Any, length: int | None = None
+    ) -> tuple[Array, Array]:
+        """Return what a layer's keys and values of 8 bits stand for, as `attention` takes them.
+
+        A long prompt is faster in `attention` over them than in `decode`.
+
+        Parameters
+        ----------
+        layer : int
+        dtype : str or numpy.dtype
+            That of the queries: "float16", "bfloat16" or "float32".
+        length : int, optional
+            Tokens of each sequence; by default those of the longest. Behind the end of a shorter
+            one, numbers mean nothing: give `attention` its ``lengths_k``.
+
+        Returns
+        -------
+        k, v : array, (sequences, heads_kv, length, head_dim)
+            In the order of the cache's layout, from pages in one piece; in new memory. Numbers are
+            bytes times scales in float32, rounded to `dtype`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer, the cache has no 8 bits, or a dtype or a length that does not
+            fit; as in `decode` where the layer misses tokens.
+
+        Examples
+        --------
+        >>> import numpy as np, cufa
+        >>> cache = cufa.KVCache(1, 2, 1000, 64, dtype="int8")
+        >>> q, k = np.ones((1, 4, 700, 64), np.float32), np.ones((1, 2, 700, 64), np.float32)
+        >>> cache.append(k, k)
+        >>> out = cufa.attention(q, *cache.dequantize(dtype=q.dtype), causal=True)
+        >>> bool(abs(out - 1).max() < 1e-6)
+        True
+        """
+        held, store = self._layer(layer), self._store
+        if store.kind is None:
+            raise ValueError(
+                f"dequantize is of caches of 8 bits, but this one is of {store.dtype.name}: "
+                "layer() returns keys and values"
+            )
+        known = dtype_of(dtype)
+        capacity = held.k.shape[2 if store.layout == "bhsd" else 1]
+        if store.pages is not None:
+            capacity *= store.pages.table.shape[1]
+        longest = int(self._ends.max(initial=0))
+        size = longest if length is None else check_size("length", length, capacity, least=0)
+        store.check_written(layer, self._rows)
+        return held.dequantized(known, size)
 
     def _layer(self, layer: int) -> Layer:
         """Return a layer of these sequences; made once."""
@@ -404,12 +480,13 @@ class Cache:
         ----------
         k : array, shape (sequences, heads_kv, n, head_dim)
             Keys, in the dtype and layout of the cache, of the last n positions of each sequence;
-            those that are not new are left out. Where sequences have unequally many new tokens,
+            those that are not new are left out. A cache of 8 bits takes float16, bfloat16 and
+            float32. Where sequences have unequally many new tokens,
             those of each are at the end.
         v : array, shape (sequences, heads_kv, n, head_dim_v)
             Values.
         q : array, shape (sequences, heads_q, n, head_dim), optional
-            Queries of the same tokens, in the same dtype and layout.
+            Queries of the same tokens, in the dtype of k and the same layout.
         layer : int
 
         Returns
@@ -458,6 +535,7 @@ class Cache:
         """
         caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
         places = {"lengths": held.lengths, "block_table": held.block_table}
+        places |= {"k_scale": held.k_scale, "v_scale": held.v_scale}
         parse_decode({**arguments, **caches, **places})
         if not self._in_use.any():
             raise none_allocated(self._rows.start, len(self))
@@ -545,9 +623,10 @@ class Cache:
         Raises
         ------
         TypeError, ValueError, RuntimeError, CompileError
-            As `cufa.decode`. ValueError also where no sequence of the whole has a token, or where
-            the layer misses tokens that `extend` has made room for. Neither is checked in a
-            capture, and the latter no more once a `write` has been captured, as replays write.
+            As `cufa.decode`. ValueError also for a softcap or sinks where the cache is smooth,
+            where no sequence of the whole has a token, or where the layer misses tokens that
+            `extend` has made room for. The last two are not checked in a capture, and the last no
+            more once a `write` has been captured, as replays write.
 
         Notes
         -----
@@ -561,13 +640,21 @@ class Cache:
             self._refuse_empty(held, locals())
         if self._written[layer].tobytes() != self._ends.tobytes():  # a fraction of comparing them
             self._store.check_written(layer, self._rows)
-        return decode_padded(
+        if held.k_mean is not None and not (softcap is sinks is None):
+            name = "sinks" if softcap is None else "softcap"
+            raise ValueError(
+                f"{name} must be None where the cache is smooth: scores lack what the mean of the "
+                "keys adds to each; make the cache with smooth=False"
+            )
+        found = decode_padded(
             q,
             held.k,
             held.v,
             True,
             lengths=held.lengths,
             block_table=held.block_table,
+            k_scale=held.k_scale,
+            v_scale=held.v_scale,
             causal=causal,
             window=window,
             attention_chunk=attention_chunk,
@@ -582,3 +669,6 @@ class Cache:
             unified_max=unified_max,
             kernel=kernel,
         )
+        if held.k_mean is not None and return_lse:
+            held.add_mean(found[1], q, check_scale(scale, q.shape[3]))
+        return found

@@ -31,7 +31,12 @@ class KVCache(Cache):
     head_dim_v : int, optional
         Head dim of the values; `head_dim` by default.
     dtype : str or numpy.dtype
-        "float16", "bfloat16" or "float32".
+        "float16", "bfloat16" or "float32"; "fp8" (e4m3) or "int8" for 8 bits.
+    smooth : bool
+        For 8 bits: whether to take a mean off keys, for models whose keys have channels with a
+        large mean. It is that of a sequence's first tokens, at most 256 of the first `append` or
+        `write`, in each layer and K/V head, and stays. Softmax does not change; `decode` puts the
+        log-sum-exp right, and takes no softcap and no sinks.
     layers : int
         Layers of the model; they share lengths.
     layout : {"bhsd", "bshd"}
@@ -60,6 +65,13 @@ class KVCache(Cache):
     lengths stay at their addresses. So a CUDA graph of `write` and `decode` is right in each
     replay, if `extend` is called before it.
 
+    In 8 bits, `append` and `write` take keys and values of float16, bfloat16 or float32, and
+    quantise what the rotary embedding gives in float32. Each token has a float32 scale in each K/V
+    head: its row's largest magnitude divided by 448 (fp8) or 127 (int8), and 1 where all are 0;
+    numbers are rounded to the nearest, ties to even. NaN and infinities become NaN; in fp8 they
+    do not change the scale, and in int8 all of the row becomes NaN. `decode` takes queries of any
+    of these dtypes on NumPy arrays, and of 16 bits on a GPU.
+
     Work on a cache is to be issued on one stream, or ordered by events. Memory that no token has
     been written to is 0.
 
@@ -86,6 +98,7 @@ class KVCache(Cache):
         *,
         head_dim_v: int | None = None,
         dtype: Any,
+        smooth: bool = False,
         layers: int = 1,
         layout: Layout = "bhsd",
         rotary: Rotary | Sequence[Rotary] | None = None,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cufa.api.rotary import Rotary
 from cufa.arrays import module_of
+from cufa.caches.kinds import kind_of
 from cufa.caches.pages import Pages
 from cufa.caches.store import Store
-from cufa.checks import check_devices, check_layout, check_module, check_size, shown_dtype
-from cufa.dtypes import DTYPES
+from cufa.checks import check_devices, check_flag, check_layout, check_module, check_size
+from cufa.quantized.rows import KINDS, Kind
 from cufa.specs import MAX_HEAD_DIM
 
 
@@ -29,8 +29,8 @@ def made(
     Parameters
     ----------
     arguments : mapping
-        The arguments `head_dim`, `head_dim_v`, `dtype`, `layers`, `layout`, `rotary` and `xp` of
-        `KVCache`, by name.
+        The arguments `head_dim`, `head_dim_v`, `dtype`, `smooth`, `layers`, `layout`, `rotary` and
+        `xp` of `KVCache`, by name.
     shape : mapping
         Sizes of a layer but for the head dim, by name.
     sequences : int
@@ -53,24 +53,17 @@ def made(
     if rotary is not None:
         for each in rotaries:
             _check_rotary(each, head_dim, capacity, xp)
-    dtype, dims = _dtype(arguments["dtype"]), (head_dim, head_dim_v)
+    dtype, dims = kind_of(arguments["dtype"]), (head_dim, head_dim_v)
+    smooth = check_flag("smooth", arguments["smooth"])
+    if smooth and not isinstance(dtype, Kind):
+        raise ValueError(
+            f"smooth must be False where dtype is {dtype.name}: it is for caches of 8 bits, "
+            f"{', '.join(KINDS)}"
+        )
     return Store(
-        xp, dtype, arguments["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries)
+        *(xp, dtype, arguments["layout"], layers, sizes, dims, sequences, pages, tuple(rotaries)),
+        smooth,
     )
-
-
-def _dtype(dtype: Any) -> np.dtype:
-    needed = f"dtype must be one of {', '.join(DTYPES)}, as a string or a NumPy dtype"
-    if not isinstance(dtype, (str, type, np.dtype)):
-        shown = repr(dtype)
-        raise TypeError(f"{needed}, not {shown if len(shown) < 40 else type(dtype).__name__}")
-    try:
-        known = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    except Exception:  # which one depends on the kind of nonsense
-        raise TypeError(f"{needed}, not {dtype!r}") from None
-    if not known.isnative or known.name not in DTYPES:
-        raise TypeError(f"{needed}, not {shown_dtype(known)}")
-    return known
 
 
 def _check_rotary(rotary: Any, head_dim: int, capacity: int, xp: Any) -> None:

@@ -34,7 +34,7 @@ class PagedKVCache(Cache):
     pages_per_sequence : int, optional
         Pages of a sequence at most, the width of the block table; `pages` by default. A sequence
         has room for `page_size` tokens a page.
-    head_dim_v, dtype, layers, layout, rotary, xp
+    head_dim_v, dtype, smooth, layers, layout, rotary, xp
         As in `KVCache`.
 
     Raises
@@ -79,6 +79,7 @@ class PagedKVCache(Cache):
         pages_per_sequence: int | None = None,
         head_dim_v: int | None = None,
         dtype: Any,
+        smooth: bool = False,
         layers: int = 1,
         layout: Layout = "bhsd",
         rotary: Rotary | Sequence[Rotary] | None = None,

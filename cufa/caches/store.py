@@ -18,6 +18,7 @@ from cufa.arrays import Array, whole_chunks
 from cufa.caches.outbox import Outbox
 from cufa.caches.pages import Pages, Taken
 from cufa.launch.counters import is_capturing
+from cufa.quantized.rows import Kind
 
 
 class Store:
@@ -27,7 +28,8 @@ class Store:
     ----------
     xp : module
         `numpy` or `cupy`.
-    dtype : numpy.dtype
+    dtype : numpy.dtype or Kind
+        The latter for 8 bits.
     layout : str
     layers : int
     shape : tuple of int
@@ -38,11 +40,17 @@ class Store:
     pages : Pages or None
     rotaries : sequence of Rotary or None
         One for each layer.
+    smooth : bool
+        Whether a mean is taken off keys.
 
     Attributes
     ----------
     k, v : array, (layers, *shape, head_dim)
         In the order of the layout. Rows are padded with zeros to whole chunks of 16 bytes.
+    k_scale, v_scale : array of float32, (layers, *shape), or None
+        Of rows of 8 bits.
+    k_mean : array of float32, (layers, sequences, heads_kv, head_dim), or None
+        What has been taken off keys.
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool
@@ -57,7 +65,7 @@ class Store:
     def __init__(
         self,
         xp: Any,
-        dtype: np.dtype,
+        dtype: np.dtype | Kind,
         layout: str,
         layers: int,
         shape: tuple[int, ...],
@@ -65,7 +73,11 @@ class Store:
         sequences: int,
         pages: Pages | None,
         rotaries: Sequence[Rotary | None],
+        smooth: bool = False,
     ) -> None:
+        self.kind = dtype if isinstance(dtype, Kind) else None
+        if isinstance(dtype, Kind):
+            dtype = dtype.on_host if xp is np else dtype.on_device
         self.xp, self.dtype, self.layout, self.layers = xp, dtype, layout, layers
         self.shape, self.head_dims, self.pages, self.rotaries = shape, head_dims, pages, rotaries
         blocks, heads, keys = shape
@@ -73,6 +85,12 @@ class Store:
         self._bases = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
+        self._scales = []
+        if self.kind is not None:
+            self._scales = [xp.zeros((layers, *shape), np.float32) for _ in head_dims]
+        self._means = None
+        if smooth:
+            self._means = xp.zeros((layers, sequences, shape[1], head_dims[0]), np.float32)
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
@@ -86,6 +104,10 @@ class Store:
         self.k, self.v = (
             base[..., :d] for base, d in zip(self._bases, self.head_dims, strict=True)
         )
+        self.k_scale: Array
+        self.v_scale: Array
+        self.k_scale, self.v_scale = self._scales or (None, None)
+        self.k_mean = self._means
         starts = [address_of(base) for base in self._bases]
         self._spans = [(at, at + base.nbytes) for at, base in zip(starts, self._bases, strict=True)]
         self._outbox = Outbox()
@@ -99,7 +121,7 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         """Return the arrays that a copy has of its own; arrays of the device pass by the host."""
         self.refuse_capture("a copy of a cache")
-        made = ("k", "v", "device", "table", "_spans", "_outbox")
+        made = ("k", "v", "k_scale", "v_scale", "k_mean", "device", "table", "_spans", "_outbox")
         return {name: x for name, x in self.__dict__.items() if name not in made} | {
             "xp": self.xp.__name__
         }
@@ -111,6 +133,7 @@ class Store:
         pass for written.
         """
         counted = not state.get("is_captured", True)
+        state = {"kind": None, "_scales": [], "_means": None} | state
         state |= {"xp": importlib.import_module(state["xp"]), "is_captured": False}
         self.__dict__.update(state)
         if not counted:
@@ -127,8 +150,11 @@ class Store:
         if self.pages is not None:
             name = "PagedKVCache"
             sizes = f"{blocks - self.pages.free} of {blocks} pages of {keys} tokens in use"
-        kind = f"{self.dtype.name}, {self.layout}, {self.xp.__name__}"
-        mb = sum(base.nbytes for base in self._bases) / 1e6
+        dtype = self.dtype.name if self.kind is None else self.kind.name
+        kind = f"{dtype}, {self.layout}, {self.xp.__name__}"
+        if self._means is not None:
+            kind = f"smooth {kind}"
+        mb = sum(array.nbytes for array in (*self._bases, *self._scales)) / 1e6
         return (
             f"{name} of {self.in_use.size} sequences, {sizes}, heads_kv {heads}, {head_dim}, "
             f"layers {self.layers}, {kind}, {mb:.3g} MB"
@@ -157,8 +183,8 @@ class Store:
         copies = [(each.old, each.new) for each in plan if each.old is not None]
         if copies:
             old, new = self.xp.asarray(np.array([*zip(*copies, strict=True)]))
-            for base in self._bases:
-                base[:, new] = base[:, old]
+            for array in (*self._bases, *self._scales):
+                array[:, new] = array[:, old]
 
     def move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """Give sequences the tokens that others have now; pages are shared, rows are copied.
@@ -182,6 +208,10 @@ class Store:
             with self.changing():
                 if self.pages is None:
                     self._copy_rows(sources, targets)
+                if self._means is not None:
+                    old, new = self.xp.asarray(np.stack([sources, targets]))
+                    for layer in self._means:
+                        layer[new] = layer[old]
                 self.host[:, targets] = self.host[1, sources]
         except BaseException:
             if self.pages is not None:
@@ -211,9 +241,11 @@ class Store:
             return
         old, new = self.xp.asarray(np.stack([sources, targets]))
         # Where there is memory for what is copied of the first layer, there is for the others.
-        for base in sorted(self._bases, key=lambda base: -base.shape[-1]):
+        largest_first = sorted(self._bases, key=lambda base: -base.shape[-1])
+        for base in (*largest_first, *self._scales):
             for layer in base:
-                rows = layer[:, :, :keys] if self.layout == "bhsd" else layer[:, :keys]
+                by_head = self.layout == "bhsd" or layer.ndim == 3  # of scales
+                rows = layer[:, :, :keys] if by_head else layer[:, :keys]
                 rows[new] = rows[old]
 
     @contextmanager

@@ -13,6 +13,7 @@ Examples
 --arch sm_90a --for 4,32,4096,128:4,8,4096,128 1,32,1,128 --dtype bfloat16
 --gpu rtx4090 --dtype float16 --causal
 --arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16
+--arch sm_90a --decode 16,32,1,128:16,8,8192,128 --cache-dtype fp8
 --arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks
 --arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --causal --backward
 --arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --precision fp8
@@ -56,12 +57,19 @@ from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
-from cufa.specs import ATTENTION_KERNELS, default_kernel
+from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.specs.instance import Instance
 from cufa.specs.spec import HeadDims, Spec
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
+
+_CACHE_DTYPES = {
+    spec.name.removeprefix("decode_"): spec.kv_dtype
+    for spec in KERNELS.values()
+    if spec.kv_dtype is not None
+}
+"""Dtypes of caches of 8 bits, by the words for them."""
 
 _SECONDS = 4.0
 """A kernel's compilation on one core: 424 kernels of bfloat16 took 15 minutes on two."""
@@ -90,6 +98,11 @@ def add(parser: Parser) -> None:
         type=count,
         metavar="N",
         help="with --decode: keys of a page, of caches that are paged",
+    )
+    parser.add_argument(
+        "--cache-dtype",
+        choices=_CACHE_DTYPES,
+        help="with --decode: of keys and values in 8 bits, with float16 and bfloat16 queries",
     )
     add_scores(parser.add_argument_group("the scores, with --for or --decode"))
     parser.add_argument(
@@ -182,8 +195,9 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
     """Return what to compile for a GPU."""
     masks = masks_of(options)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
-    if options.page_size and not options.decodes:
-        raise CommandError("--page-size is for --decode")
+    for name in ("page_size", "cache_dtype"):
+        if getattr(options, name) and not options.decodes:
+            raise CommandError(f"--{name.replace('_', '-')} is for --decode")
     if options.lengths and not options.problems:
         raise CommandError("--lengths is for --for")
     if options.backward and not options.problems:
@@ -216,7 +230,9 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
             # And the kernel that replaces decode in a capture without memory for it.
             found += (choose(each, device, table=table).variant for choose in (plan, plan_tiles))
         for each in problems(options.decodes):
-            found.append(plan_splits(_of_decode(each, options.page_size), device).variant)
+            in_cache = _of_decode(each, options.page_size, options.cache_dtype)
+            if in_cache is not None:
+                found.append(plan_splits(in_cache, device).variant)
         for each in asked if options.backward else ():
             steps = explain_backward.planned(each, device, deterministic=False).steps
             found += (step.instance for step in steps)
@@ -245,12 +261,19 @@ def _with_lengths(problems: list[Problem], how: str | None) -> list[Problem]:
     ]
 
 
-def _of_decode(problem: Problem, page_size: int | None) -> Problem:
-    """Return the problem of `cufa.decode` whose sequences all have the keys of a problem."""
+def _of_decode(problem: Problem, page_size: int | None, cache_dtype: str | None) -> Problem | None:
+    """Return the problem of `cufa.decode` whose sequences all have the keys of a problem.
+
+    None for float32 queries and caches of 8 bits, which no kernel takes.
+    """
     others = [name for name in problem.score if name not in DECODE_SCORE]
     if others:
         raise CommandError(f"--decode: no {part_named(others[0]).argument} there")
     found = problem.in_cache
+    if cache_dtype is not None:
+        found = found._replace(kv_dtype=_CACHE_DTYPES[cache_dtype])
+        if found.dtype not in KERNELS[f"decode_{cache_dtype}"].dtypes:
+            return None
     if page_size is None:
         return found
     pages = problem.batch * -(-problem.seq_kv // page_size)

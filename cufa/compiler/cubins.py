@@ -26,7 +26,7 @@ def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path
     Raises
     ------
     OSError
-        As `cache.folder`.
+        As `disk_cache.folder`.
     """
     compiler = "NVRTC {}.{}".format(*nvrtc)
     key = "\0".join((source.of(variant), variant.name_expression, arch, compiler, *CUPYS_OPTIONS))
@@ -34,7 +34,7 @@ def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path
 
 
 def find(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
-    """Return a kernel that was compiled ahead of time, or None as `cache.read` does."""
+    """Return a kernel that was compiled ahead of time, or None as `disk_cache.read` does."""
     try:
         return disk_cache.read(path(variant, arch, nvrtc))
     except OSError:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.attention import attend, plan
-from cufa.cpu.kv import KV, Dense, Paged
+from cufa.cpu.kv import KV, Dense, Paged, Scaled
 from cufa.problem.parse_decode import DecodeOperands
 from cufa.problem.problem import Problem
+from cufa.quantized.e4m3 import E4M3
 
 
 def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
@@ -29,9 +32,14 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     -----
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
-    p, (q, k_cache, v_cache, lengths, table, out, score_arrays) = problem, operands
-    call = Operands(q, k_cache, v_cache, out, score_arrays)
-    lse = np.empty(out.shape[:3], np.float32)
+    p, (q, k_cache, v_cache, lengths, table, out, score_arrays, scales) = problem, operands
+    if p.kv_dtype == E4M3.name:
+        k_cache, v_cache = k_cache.view(E4M3), v_cache.view(E4M3)  # of uint8
+    of_scales = tuple(scale[..., None] for scale in scales)
+    call, lse = (
+        Operands(q, k_cache, v_cache, out, score_arrays),
+        np.empty(out.shape[:3], np.float32),
+    )
     if lse.size == 0:
         return lse
     with np.errstate(all="ignore"):  # as in `attention`
@@ -40,10 +48,16 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
             of_one = p._replace(batch=1, seq_kv=length, kv="Dense")
             one = slice(i, i + 1)
 
-            def kv_of(heads: slice, i: int = i, one: slice = one) -> KV:
+            def found(
+                k: np.ndarray, v: np.ndarray, heads: slice, i: int = i, one: slice = one
+            ) -> KV:
                 if table is None:
-                    return Dense(k_cache[one, heads], v_cache[one, heads])
-                return Paged(k_cache[:, heads], v_cache[:, heads], table[i])
+                    return Dense(k[one, heads], v[one, heads])
+                return Paged(k[:, heads], v[:, heads], table[i])
+
+            def kv_of(heads: slice, found: Callable[..., KV] = found) -> KV:
+                values = found(k_cache, v_cache, heads)
+                return Scaled(values, found(*of_scales, heads)) if of_scales else values
 
             attend(of_one, plan(of_one), one, call, lse, kv_of)
     return lse

@@ -80,3 +80,23 @@ class Paged:
         at = (self._table[page], slice(None), slot)  # gives (keys, heads, head_dim)
         k, v = (_for_blas(cache[at].swapaxes(0, 1)[None]) for cache in (self._k, self._v))
         return k, v
+
+
+class Scaled:
+    """Keys and values of 8 bits.
+
+    Parameters
+    ----------
+    values, scales : KV
+        The latter's head_dim is 1.
+    """
+
+    def __init__(self, values: KV, scales: KV) -> None:
+        self._values, self._scales = values, scales
+
+    def tiles(self, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return K and V of a range of keys."""
+        (k, v), (k_scale, v_scale) = self._values.tiles(keys), self._scales.tiles(keys)
+        k *= k_scale  # a float32 copy
+        v *= v_scale
+        return k, v

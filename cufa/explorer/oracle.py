@@ -14,7 +14,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.explorer.formula import attend, rounding_noise
-from cufa.explorer.score_inputs import NO_SCORE_INPUTS, ScoreInputs
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.features.dropout import Dropout, kept
 from cufa.features.feature import Places
 from cufa.problem.extras import all_axes
@@ -72,13 +72,7 @@ class Oracle:
     """
 
     def __init__(
-        self,
-        xp: Any,
-        problem: Problem,
-        q: Any,
-        k: Any,
-        v: Any,
-        inputs: ScoreInputs = NO_SCORE_INPUTS,
+        self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, inputs: ScoreInputs
     ) -> None:
         self._xp, self._problem, self._inputs = xp, problem, inputs
         self._heads = sampled_heads(problem.batch, problem.heads_q)

@@ -88,9 +88,6 @@ def _info(array: Array) -> ArrayInfo:
     return ArrayInfo(array.shape, array.strides, array.dtype)
 
 
-NO_SCORE_INPUTS = ScoreInputs()
-
-
 def drawn(problem: Problem, xp: Any) -> ScoreInputs:
     """Return random arrays for what a problem reads."""
     arrays = {

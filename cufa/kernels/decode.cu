@@ -5,7 +5,7 @@
 #include "products_mma.cuh"
 
 template <int BM>
-struct MmaProducts {
+struct MmaProducts : InTypeOfQ {
     static constexpr int TEAM = BM > 16 ? 2 : 1;
     static __device__ void written() {}
     template <class T, class QTile, class KTile, int MT, int NT>

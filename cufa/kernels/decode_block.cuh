@@ -1,5 +1,5 @@
 // A block of flash-decoding (Dao et al. 2023): attention of few queries to many keys, which reads K
-// and V once, at the speed of memory. decode.cu and decode_wgmma.cu run it, each with its products.
+// and V once, at the speed of memory. The kernels that decode run it, each with its products.
 // All keys are shared out evenly among the blocks, see decode_scheduler.cuh. The query heads that
 // share a KV head are the rows of one tile, as in the flat product of flash-decoding++ (Hong et al.
 // 2023). The teams of a block, of one warp or several, take tiles of BN keys in turn, each through
@@ -34,6 +34,7 @@ struct DecodeBlock {
     using PRODUCTS = typename C::PRODUCTS;
     using Unit = typename C::Unit;
     using Softmax = typename C::Softmax;
+    using Values = typename C::Values;
     using Piece = typename C::Piece;
     using End = typename C::End;
     using Keys = TeamKeys<C>;
@@ -99,13 +100,15 @@ struct DecodeBlock {
             load_query(query, rows, next, is_first, last);
 
             Softmax softmax(scale);
+            Values values;
             Output rO = {};
             const Sequence sequence{p.seq_q, unit.keys};
             const Work work{unit, rows, sequence, tiles_of(unit, rows, sequence)};
             if constexpr (UNIFIED)
-                attend_with_preset_maximum(softmax, rO, work);
+                attend_with_preset_maximum(softmax, values, rO, work);
             else
-                attend(softmax, rO, work, true);
+                attend(softmax, values, rO, work, true);
+            values.conclude(rO);
 
             unit_end.hand_on(rO, softmax, rows, Piece(p, pieces.begin, BM), block, pieces.one(),
                              last, warp, lane);
@@ -121,8 +124,8 @@ struct DecodeBlock {
  private:
     // The main loop, over this team's tiles of a unit. `exact`: row maxima are kept. `alone`: the
     // other teams do not take part, so that no barrier waits for them.
-    __device__ void attend(Softmax& softmax, Output& rO, const Work& work, bool exact,
-                           bool alone = false) {
+    __device__ void attend(Softmax& softmax, Values& values, Output& rO, const Work& work,
+                           bool exact, bool alone = false) {
         const SCORE& score = p;
         const int first_row = warp % TEAM * C::WARP_ROWS;  // this warp's in the tile
         // All teams ask at once for what lies together, if each has some of it.
@@ -142,6 +145,7 @@ struct DecodeBlock {
                            tile_v = keys.sV + slot * C::VTile::bytes;
             PRODUCTS::template qk<T, typename C::QTile, typename C::KTile>(rS, sQ, tile_k,
                                                                            first_row);
+            if constexpr (C::SCALED) scale_columns(rS, keys.k_scales(slot) + lane % 4 * 8);
             if (TOGETHER) team_sync(), wait_for_all(), keys.ask(slot, Keys::K_ONLY);
 
             // P = exp(S - m); m, l and O follow
@@ -161,6 +165,7 @@ struct DecodeBlock {
             cp_async_wait<2 * STAGES - (TOGETHER ? 1 : 2)>();
             PRODUCTS::written();
             team_sync();
+            if constexpr (C::SCALED) values.scale(rS, rO, keys.v_scales(slot) + lane % 4 * 8);
             PRODUCTS::template pv<T, typename C::VTile>(rO, rS, tile_v);
             team_sync(), wait_for_all();
             keys.ask(slot, TOGETHER ? Keys::V_ONLY : Keys::BOTH);
@@ -169,10 +174,11 @@ struct DecodeBlock {
     }
     // The same with the preset maximum. Where sums leave the range in which P is exact enough, this
     // warp reads and takes its keys again, with maxima.
-    __device__ void attend_with_preset_maximum(Softmax& softmax, Output& rO, const Work& work) {
+    __device__ void attend_with_preset_maximum(Softmax& softmax, Values& values, Output& rO,
+                                               const Work& work) {
         const int at_begin = at, at_end = work.tiles.end;
         if (at < at_end) softmax.fix(p.unified_max);
-        attend(softmax, rO, work, false);
+        attend(softmax, values, rO, work, false);
         if (at_begin >= at_end || work.unit.keys <= 0 ||
             !out_of_range(softmax, work.rows.rows, (at_end - at_begin + TEAMS - 1) / TEAMS * BN))
             return;
@@ -187,7 +193,7 @@ struct DecodeBlock {
 #pragma unroll
         for (int i = 0; i < C::MT * C::OT * 4; ++i)
             rO[i / 4 / C::OT][i / 4 % C::OT][i % 4] = zero_anew();
-        attend(softmax, rO, work, true, true);
+        attend(softmax, values, rO, work, true, true);
     }
     // Whether P of 16 bits, with a preset maximum, does not add up exactly enough in some row.
     __device__ bool out_of_range(const Softmax& softmax, int rows, int keys) const {
@@ -267,14 +273,14 @@ struct DecodeBlock {
 };
 
 // With WHOLE, each block has a unit to itself: nothing is cut, and nothing is merged. PRODUCTS has
-// the number of warps in a team, which share a ring and have as many rows each; `written`, which a
-// thread calls before others use what it has written to shared memory; and a warp's S = Q K^T and
-// O += P V.
+// the elements of K and V, and whether these are SCALED; the number of warps in a team, which share
+// a ring and have as many rows each; `written`, which a thread calls before others use what it has
+// written to shared memory; and a warp's S = Q K^T and O += P V.
 template <class PRODUCTS, class T, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES,
-          int WARPS, bool UNIFIED, bool WHOLE, class SCORE, class KV>
-__device__ void decode_block(const DecodeArguments<SCORE, KV>& p) {
+          int WARPS, bool UNIFIED, bool WHOLE, class SCORE, class KV, class PARAMS>
+__device__ void decode_block(const DecodeArguments<SCORE, KV, PARAMS>& p) {
     using C = DecodeConfig<PRODUCTS, T, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, WARPS, UNIFIED, WHOLE,
-                           SCORE, KV>;
+                           SCORE, KV, PARAMS>;
     extern __shared__ __align__(1024) unsigned char smem[];
     DecodeBlock<C>(p, smem).run();
 }

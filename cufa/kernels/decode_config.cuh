@@ -1,17 +1,28 @@
-// The types and numbers that follow from the template arguments of decode.cu and decode_wgmma.cu.
+// The types and numbers that follow from the template arguments of the kernels that decode.
 #pragma once
 #include "decode_end.cuh"
+#include "decode_scales.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
+// The base of products on K and V of Q's type.
+struct InTypeOfQ {
+    template <class T>
+    using Element = T;
+    static constexpr bool SCALED = false;
+};
+
 template <class PRODUCTS_, class T_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_,
-          int WARPS_, bool UNIFIED_, bool WHOLE_, class SCORE_, class KV_>
+          int WARPS_, bool UNIFIED_, bool WHOLE_, class SCORE_, class KV_, class PARAMS_>
 struct DecodeConfig {
     using PRODUCTS = PRODUCTS_;
-    using T = T_;
+    using T = T_;  // of Q and O
     using SCORE = SCORE_;
     using KV = KV_;
-    using ARGUMENTS = DecodeArguments<SCORE, KV>;
+    using ARGUMENTS = DecodeArguments<SCORE, KV, PARAMS_>;
+    // Elements of K and V, and whether they have 8 bits and scales.
+    using Element = typename PRODUCTS::template Element<T>;
+    static constexpr bool SCALED = PRODUCTS::SCALED;
     static constexpr int HEAD_DIM = HEAD_DIM_, HEAD_DIM_V = HEAD_DIM_V_, BM = BM_, BN = BN_;
     static constexpr int STAGES = STAGES_, WARPS = WARPS_, THREADS = WARPS * 32;
     static constexpr bool UNIFIED = UNIFIED_, WHOLE = WHOLE_;
@@ -32,12 +43,16 @@ struct DecodeConfig {
     using Softmax = OnlineSoftmax<MT, FP32>;
     using Piece = Partial<HEAD_DIM_V>;
 
-    // Shared memory: Q, the teams' rings, O of some rows for each team, and their m and l.
+    using Values = ValueScales<SCALED>;
+
+    // Shared memory: Q, the teams' rings, O of some rows for each team, and their m and l. Behind
+    // the tiles of a ring are their keys' scales.
     using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
-    using KTile = SmemTile<BN, HEAD_DIM, sizeof(T)>;
-    using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(T)>;
-    static constexpr int RING = STAGES * (KTile::bytes + VTile::bytes);
-    using End = UnitEnd<T, Softmax, ARGUMENTS, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING>;
+    using KTile = SmemTile<BN, HEAD_DIM, sizeof(Element)>;
+    using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(Element)>;
+    static constexpr int SCALE_BYTES = SCALED ? BN * 4 : 0;  // of a tile of K, or of V
+    static constexpr int RING = STAGES * (KTile::bytes + VTile::bytes + 2 * SCALE_BYTES);
+    using End = UnitEnd<T, Softmax, ARGUMENTS, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING, SCALED>;
     static constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
     static constexpr int LOOK_BYTES = 12;  // two lengths and a page that a thread looks at again
     static_assert(End::SUM_BYTES >= THREADS * LOOK_BYTES, "what is looked at again comes there");

@@ -55,7 +55,7 @@ struct RowWriter {
 // time behind the teams' rings of RING_BYTES, or all rows of a tile in place of the rings, if the
 // block has no other unit.
 template <class T, class Softmax, class ARGUMENTS, int BM, int HEAD_DIM_V, int TEAM, int WARPS,
-          int RING_BYTES>
+          int RING_BYTES, bool SCALED>
 struct UnitEnd {
     using Piece = Partial<HEAD_DIM_V>;
     static constexpr bool FP32 = sizeof(T) == 4, MANY = BM > 16;
@@ -114,7 +114,12 @@ struct UnitEnd {
                 for (int ot = 0; ot < OT; ++ot) {
                     const float x = rO[i / 2][ot][i % 2 * 2], y = rO[i / 2][ot][i % 2 * 2 + 1];
                     const int n = lane % 4 * 2;
-                    if constexpr (FP32)
+                    if constexpr (SCALED) {  // columns of two pieces take turns: products_8bit.cuh
+                        if (ot % 2 == 0)
+                            *reinterpret_cast<float4*>(of_row + ot * 8 + 2 * n) =
+                                make_float4(x, rO[i / 2][ot + 1][i % 2 * 2], y,
+                                            rO[i / 2][ot + 1][i % 2 * 2 + 1]);
+                    } else if constexpr (FP32)
                         of_row[ot / 4 * 32 + 4 * n + ot % 4] = x,
                                                           of_row[ot / 4 * 32 + 4 * n + 4 + ot % 4] =
                                                               y;

@@ -16,6 +16,8 @@ struct TileCopy {
                                       : Tile::PANEL;  // chunks of a row at once
     static constexpr int TOGETHER = BY_WARP ? 32 : THREADS, ROWS = TOGETHER / ACROSS,
                          END = Tile::ROWS * TOGETHER / THREADS;
+    // Whether each thread has a part; narrow rows of 8 bits may be fewer than threads.
+    static constexpr bool ALL = ROWS <= END;
     static __device__ int row(uint32_t thread) {
         return thread % THREADS / TOGETHER * END + thread % TOGETHER / ACROSS;
     }
@@ -24,7 +26,7 @@ struct TileCopy {
 
 template <class C>
 struct TeamKeys {
-    using T = typename C::T;
+    using Element = typename C::Element;
     using SCORE = typename C::SCORE;
     using KV = typename C::KV;
     using KTile = typename C::KTile;
@@ -58,13 +60,21 @@ struct TeamKeys {
     // Where the grain of this lane's entry begins. That takes many instructions, so it is found for
     // many tiles at once; and when the first of them is asked for, since entries take long to come.
     // Tiles of one grain would come later so: they are found one by one.
-    const T *k_at = nullptr, *v_at = nullptr;
+    const Element *k_at = nullptr, *v_at = nullptr;
+    const float *k_scale_at = nullptr, *v_scale_at = nullptr;
     // Where this thread finds the tile that is asked for next, if that lies in one grain.
-    const T *k_from = nullptr, *v_from = nullptr;
+    const Element *k_from = nullptr, *v_from = nullptr;
+    const float *k_scale_from = nullptr, *v_scale_from = nullptr;
     unsigned long long kept = L2_NORMAL;  // how long L2 keeps what is read
 
     __device__ TeamKeys(const typename C::ARGUMENTS& p, uint32_t thread, uint32_t ring)
         : p(p), thread(thread), lane(thread % 32), sK(ring), sV(ring + C::STAGES * KTile::bytes) {}
+    __device__ uint32_t k_scales(int slot) const {  // behind all tiles
+        return sV + C::STAGES * VTile::bytes + slot * C::SCALE_BYTES;
+    }
+    __device__ uint32_t v_scales(int slot) const {
+        return k_scales(slot) + C::STAGES * C::SCALE_BYTES;
+    }
 
     // --- which tile is next, and where its pages are ---
 
@@ -100,35 +110,51 @@ struct TeamKeys {
 
     // --- where its rows are ---
 
+    template <class T>
     __device__ const T* row(const Tensor& t, int key, int entry) const {
         const KV& kv = p;
         return kv.template row<T>(t, of_asked.batch, kv_head_asked, key, kv.page(entry));
     }
+    template <class T>
     static __device__ const T* of_lane(const T* from, int number) {  // in all of the warp
         return reinterpret_cast<const T*>(
             __shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(from), number));
     }
-    template <class Copy>
-    __device__ const T* source(Copy, const Tensor& t, const T* at, int r) const {
+    // Row r of the tile that is asked for next. `at` is where the grain of this lane's entry is.
+    template <class T>
+    __device__ const T* row_of_tile(const Tensor& t, const T* at, int r) const {
         if constexpr (GRAIN < BN) {
             at = of_lane(at, at_entries * GRAINS + r / GRAIN);
         } else {
-            at = row(t, (asked - of_asked.zero) * BN,
-                     KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries) : 0);
+            at = row<T>(t, (asked - of_asked.zero) * BN,
+                        KV::PAGED ? __shfl_sync(0xffffffff, entries, at_entries) : 0);
         }
-        return at + Copy::chunk(thread) * Copy::Tile::CHUNK + r % GRAIN * t.stride_seq;
+        return at + r % GRAIN * t.stride_seq;
+    }
+    template <class Copy>
+    __device__ const Element* source(Copy, const Tensor& t, const Element* at, int r) const {
+        return row_of_tile(t, at, r) + Copy::chunk(thread) * Copy::Tile::CHUNK;
     }
     __device__ void find_grains() {
         if (GRAIN == BN || at_entries > 0) return;
         const int key = key_of_lane(asked - of_asked.zero);
-        k_at = row(p.k, key, entries), v_at = row(p.v, key, entries);
+        k_at = row<Element>(p.k, key, entries), v_at = row<Element>(p.v, key, entries);
+        if constexpr (C::SCALED)
+            k_scale_at = row<float>(p.k_scale, key, entries),
+            v_scale_at = row<float>(p.v_scale, key, entries);
     }
     __device__ void find_sources() {
         find_grains();
         if (GRAIN < BN) return;
         k_from = source(KCopy(), p.k, k_at, KCopy::row(thread)),
         v_from = source(VCopy(), p.v, v_at, VCopy::row(thread));
+        if constexpr (C::SCALED)
+            k_scale_from = row_of_tile(p.k_scale, k_scale_at, key_of_scale(0)),
+            v_scale_from = row_of_tile(p.v_scale, v_scale_at, key_of_scale(0));
     }
+    // The key of a tile whose scale this thread copies in a round of all threads. Where they are
+    // more than keys, some copy nothing.
+    __device__ int key_of_scale(int first) const { return first + thread % C::TEAM_THREADS % BN; }
 
     // --- copies ---
 
@@ -152,11 +178,15 @@ struct TeamKeys {
                 if (!found_sources) find_sources();
                 load(KCopy(), sK + slot * KTile::bytes, p.k, k_at, k_from, p.head_dim, keys,
                      before);
+                if constexpr (C::SCALED)
+                    load_scales(k_scales(slot), p.k_scale, k_scale_at, k_scale_from, keys, before);
                 cp_async_commit();
             }
             if (what & V_ONLY) {
                 load(VCopy(), sV + slot * VTile::bytes, p.v, v_at, v_from, p.head_dim_v, keys,
                      before);
+                if constexpr (C::SCALED)
+                    load_scales(v_scales(slot), p.v_scale, v_scale_at, v_scale_from, keys, before);
                 cp_async_commit();
                 asked += TEAMS, ++at_entries;
                 find_asked(at_entries == LOOKED_UP);
@@ -173,8 +203,8 @@ struct TeamKeys {
     // late. Where units are whole and have few rows, it would take what others still read. Keys
     // that are not adjacent in a page are not fetched where a tile has several pages.
     __device__ void prefetch(int warp) const {
-        constexpr int OF_4_KB = (4 << 10) * TEAM / ((C::HEAD_DIM + C::HEAD_DIM_V) * int(sizeof(T))),
-                      SOME = OF_4_KB > 8 ? OF_4_KB : 8;
+        constexpr int KEY_BYTES = (C::HEAD_DIM + C::HEAD_DIM_V) * int(sizeof(Element)),
+                      OF_4_KB = (4 << 10) * TEAM / KEY_BYTES, SOME = OF_4_KB > 8 ? OF_4_KB : 8;
         if (warp % TEAM > 0 || asked >= share.count) return;
         const int most = share.count > TEAMS && SOME < BN ? SOME : BN;
         const int keys = min(most, of_asked.keys - (asked - of_asked.zero) * BN);
@@ -185,8 +215,8 @@ struct TeamKeys {
  private:
     // Keys beyond the sequence, or before those that are seen, are not read: zeros stand for it.
     template <class Copy>
-    __device__ void load(Copy copy, uint32_t dst, const Tensor& t, const T* at, const T* src,
-                         int cols, int keys, int before) const {
+    __device__ void load(Copy copy, uint32_t dst, const Tensor& t, const Element* at,
+                         const Element* src, int cols, int keys, int before) const {
         using Tile = typename Copy::Tile;
         const int row = Copy::row(thread), chunk = Copy::chunk(thread);
         const uint32_t first = Tile::place(dst, row, chunk);
@@ -194,7 +224,8 @@ struct TeamKeys {
         for (int r = 0; r < Copy::END; r += Copy::ROWS) {
             if (GRAIN < BN && r % GRAIN == 0) src = source(copy, t, at, r + row);
 #pragma unroll
-            for (int c = 0; c < Tile::CHUNKS; c += Copy::ACROSS)
+            for (int c = 0; c < (Copy::ALL || row < Copy::END ? Tile::CHUNKS : 0);
+                 c += Copy::ACROSS)
                 cp_async_16(Tile::move_on(first, r, c / Tile::PANEL), src + c * Tile::CHUNK,
                             r + row < keys && (!SCORE::LEFT_EDGE || r + row >= before) &&
                                 (c + chunk) * Tile::CHUNK < cols,
@@ -202,7 +233,19 @@ struct TeamKeys {
             src += Copy::ROWS * t.stride_seq;
         }
     }
-    __device__ void prefetch(const T* from, const Tensor& t, int cols, int keys) const {
+    // The same of their scales.
+    __device__ void load_scales(uint32_t dst, const Tensor& t, const float* at, const float* from,
+                                int keys, int before) const {
+#pragma unroll
+        for (int first = 0; first < BN; first += C::TEAM_THREADS) {
+            const int key = key_of_scale(first);
+            const float* src = from + first * t.stride_seq;
+            if constexpr (GRAIN < BN) src = row_of_tile(t, at, key);
+            if (BN >= C::TEAM_THREADS || thread % C::TEAM_THREADS < BN)
+                cp_async_4(dst + key * 4, src, key < keys && (!SCORE::LEFT_EDGE || key >= before));
+        }
+    }
+    __device__ void prefetch(const Element* from, const Tensor& t, int cols, int keys) const {
         const bool adjacent = t.stride_seq == cols;
         int rows = lane < keys;
         if (GRAIN < BN)  // each lane has a grain
@@ -211,7 +254,7 @@ struct TeamKeys {
             rows = lane == 0 ? keys : 0;
         // ptxas takes the warp for divergent without a shuffle here.
         if (GRAIN == BN) from = of_lane(from, 0) + (adjacent ? 0 : lane * t.stride_seq);
-        const int bytes = rows * cols * int(sizeof(T)) / 16 * 16;
+        const int bytes = rows * cols * int(sizeof(Element)) / 16 * 16;
         if (bytes > 0) prefetch_l2(from, bytes);
     }
 };

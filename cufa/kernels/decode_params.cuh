@@ -27,6 +27,13 @@ struct DecodeParams {
     Divisor parts;      // splits, or how many blocks there are for each unit
 };
 
+// The same, where K and V have 8 bits, and a float32 scale for each key and head.
+struct ScaledParams : DecodeParams {
+    Tensor k_scale, v_scale;  // as K and V, but for the last axis
+};
+
 // Then the parameters of the score's parts and of the way of finding K and V, where these have any.
+template <class SCORE, class KV, class PARAMS = DecodeParams>
+struct DecodeArguments : PARAMS, SCORE, KV {};
 template <class SCORE, class KV>
-struct DecodeArguments : DecodeParams, SCORE, KV {};
+using ScaledArguments = DecodeArguments<SCORE, KV, ScaledParams>;

@@ -34,15 +34,28 @@ struct UnitQuery {
     }
     // Starts the copy of the first unit's Q, which was found.
     __device__ void copy(const UnitRows& rows) const {
-        for_each([&](int i, uint32_t place) {
+        for_each([&](int i, int row, int chunk) {
             const float4* source = AHEAD ? from[i] : find(rows, i);
-            cp_async_16(place, source, source != nullptr);
+            if constexpr (C::SCALED) {
+#pragma unroll
+                for (int word = 0; word < 4; ++word)
+                    cp_async_4(place_of_word(row, chunk, word),
+                               reinterpret_cast<const float*>(source) + word, source != nullptr);
+            } else {
+                cp_async_16(sQ + QTile::offset(row, chunk), source, source != nullptr);
+            }
         });
     }
     // Puts Q of another unit in its place. It was fetched before, or is now.
     __device__ void put(const UnitRows& rows) const {
-        for_each([&](int i, uint32_t place) {
-            sts_128(place, AHEAD ? next[i] : fetched(find(rows, i)));
+        for_each([&](int i, int row, int chunk) {
+            const float4 words = AHEAD ? next[i] : fetched(find(rows, i));
+            if constexpr (C::SCALED) {
+                sts_64(place_of_word(row, chunk, 0), two_words(words.x, words.z));
+                sts_64(place_of_word(row, chunk, 1), two_words(words.y, words.w));
+            } else {
+                sts_128(sQ + QTile::offset(row, chunk), words);
+            }
         });
     }
     // Fetches Q of the next unit.
@@ -66,8 +79,15 @@ struct UnitQuery {
         for (int i = 0; i < PER_THREAD; ++i) {
             const int row = (thread + i * C::THREADS) / QTile::CHUNKS,
                       chunk = (thread + i * C::THREADS) % QTile::CHUNKS;
-            if (row < C::BM) function(i, sQ + QTile::offset(row, chunk));
+            if (row < C::BM) function(i, row, chunk);
         }
+    }
+    // Where four bytes of a chunk go in the order of products_8bit.cuh.
+    __device__ uint32_t place_of_word(int row, int chunk, int word) const {
+        return sQ + QTile::offset(row, chunk / 2 * 2 + word % 2) + chunk % 2 * 8 + word / 2 * 4;
+    }
+    static __device__ uint64_t two_words(float low, float high) {
+        return static_cast<uint64_t>(__float_as_uint(high)) << 32 | __float_as_uint(low);
     }
     static __device__ float4 fetched(const float4* from) {
         return from ? *from : make_float4(0.f, 0.f, 0.f, 0.f);

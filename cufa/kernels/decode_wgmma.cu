@@ -3,7 +3,7 @@
 #include "decode_block.cuh"
 #include "tile_sm90.cuh"
 
-struct WgmmaProducts {
+struct WgmmaProducts : InTypeOfQ {
     static constexpr int TEAM = 4;
     // wgmma reads through the asynchronous proxy.
     static __device__ void written() { fence_proxy_async(); }

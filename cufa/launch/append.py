@@ -1,4 +1,4 @@
-"""Arrays -> launch of ``kernels/append.cu``."""
+"""Arrays -> launch of ``kernels/append.cu``, or of ``append8.cu`` for a cache of 8 bits."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.launch import Launches, PreparedLaunch, ready
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
-from cufa.specs.append import SPEC
+from cufa.quantized.rows import kind_of as kind_of_rows
+from cufa.specs import means8
+from cufa.specs.append import MEANS, PARAMS, SCALES, SPEC
+from cufa.specs.append8 import SPEC as SPEC8
 from cufa.specs.instance import Instance
 from cufa.specs.structs import numbers_of
 
 _TENSORS = (*SPEC.inputs, *SPEC.outputs)
-_OFFSETS = {name: offset for name, offset, _ in numbers_of(SPEC.params)}
-_ADDRESSES = *map("{}.data".format, _TENSORS), "starts", "lengths", "table", "cos", "sin"
+_OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
+_ADDRESSES = (
+    *map("{}.data".format, _TENSORS),
+    *("starts", "lengths", "table", "cos", "sin"),
+    *map("{}.data".format, (*SCALES, *MEANS)),
+)
 _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
 _PREPARED = 256  # launches that are remembered
+_WARP = 32  # threads
 
-_prepared: dict[Key, PreparedLaunch] = {}
+_prepared: dict[Key, PreparedLaunch | Launches] = {}
 
 
 def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
@@ -70,16 +78,23 @@ def append(tokens: Tokens) -> None:
 
 def addresses(tokens: Tokens) -> tuple[int, ...]:
     """Return what a launch is given: the addresses of k, v, q, turned_q and then of the layer."""
-    *arrays, turns = tokens
-    if tokens.turned_q is None:
-        arrays[2] = None  # queries pass by
-    if turns is not None:
-        arrays += turns.cos, turns.sin
-    known = [0 if array is None else array.data.ptr for array in arrays]
-    return (*known, 0, 0) if turns is None else tuple(known)
+    known = (0 if array is None else array.data.ptr for array in _arrays(tokens))
+    return tuple(known)
 
 
-def prepared(tokens: Tokens) -> PreparedLaunch:
+def _arrays(tokens: Tokens) -> tuple[Array | None, ...]:
+    """Return the arrays of a launch, in the order of `_ADDRESSES`."""
+    turns = tokens.rotary
+    q = None if tokens.turned_q is None else tokens.q  # else queries pass by
+    return (
+        *(tokens.k, tokens.v, q, tokens.turned_q, tokens.k_cache, tokens.v_cache),
+        *(tokens.starts, tokens.lengths, tokens.block_table),
+        *((None, None) if turns is None else (turns.cos, turns.sin)),
+        *(tokens.k_scale, tokens.v_scale, tokens.k_mean),
+    )
+
+
+def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
     """Return the launch of these tokens, and of others of their shapes, strides and alignment.
 
     Parameters
@@ -90,12 +105,11 @@ def prepared(tokens: Tokens) -> PreparedLaunch:
     import cupy
 
     device_id = cupy.cuda.runtime.getDevice()
-    key: list[Any] = [device_id, tokens.k.dtype]
-    *arrays, turns = tokens
-    for array in arrays:
+    key: list[Any] = [device_id, tokens.k.dtype, tokens.k_cache.dtype]
+    for array in _arrays(tokens):
         key.append(None if array is None else (array.shape, array.strides))
     key += (address % ALIGNMENT == 0 for address in addresses(tokens))
-    key += (None,) if turns is None else (turns.interleaved, turns.cos.shape)
+    key.append(tokens.rotary is not None and tokens.rotary.interleaved)
     known = tuple(key)
     return _prepared.get(known) or remember(_prepared, known, _made(tokens), _PREPARED)
 
@@ -121,17 +135,28 @@ def in_rows(name: str, array: Array) -> Array:
     return cupy.ascontiguousarray(array)
 
 
-def _made(tokens: Tokens) -> PreparedLaunch:
+def _made(tokens: Tokens) -> PreparedLaunch | Launches:
     """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
     parameter = filled(tokens)
     p, elements = parameter[0], instance.arguments[0]
     units = (int(p["head_dim"]) - int(p["rotary_dim"]) // 2) // elements
-    units_v = int(p["head_dim_v"]) // elements
-    items = int(p["heads_q"]) * units + int(p["heads_kv"]) * (units + units_v)
-    grid = batch * seq, -(-items // SPEC.threads)
-    return PreparedLaunch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    of_queries, heads_kv = int(p["heads_q"]) * units, int(p["heads_kv"])
+    grid: int | tuple[int, int]
+    if tokens.k_scale is not None:
+        warps = -(-of_queries // _WARP) + heads_kv
+        grid = batch * seq * -(-warps * _WARP // SPEC8.threads)
+    else:
+        items = of_queries + heads_kv * (units + int(p["head_dim_v"]) // elements)
+        grid = batch * seq, -(-items // SPEC.threads)
+    appends = PreparedLaunch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    if tokens.k_mean is None:
+        return appends
+    first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
+    threads = means8.SPEC.threads
+    launch = ready(first, batch * heads_kv, threads, first.smem_bytes)
+    return Launches((PreparedLaunch(launch, parameter, _PLACES), appends))
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:
@@ -156,14 +181,23 @@ def instance_of(tokens: Tokens) -> Instance:
         steps += [tokens.rotary.dim // 2 * tokens.k.itemsize]
         steps += [tokens.rotary.cos.data.ptr, tokens.rotary.sin.data.ptr]
     whole = all(step % ALIGNMENT == 0 for step in steps)
-    return Instance(SPEC.name, (tokens.k.dtype.name,), (elements if whole else 1, interleaved))
+    types, arguments = (tokens.k.dtype.name,), (elements if whole else 1, interleaved)
+    if tokens.k_scale is None:
+        return Instance(SPEC.name, types, arguments)
+    is_integer = kind_of_rows(tokens.k_cache).is_integer
+    return Instance(SPEC8.name, types, (*arguments, is_integer))
 
 
 def filled(tokens: Tokens) -> np.ndarray:
     """Return the kernel's parameter."""
-    parameter = np.zeros(1, SPEC.params)
+    parameter = np.zeros(1, PARAMS)
     p = parameter[0]
-    for name, array in _tensors(tokens):
+    tensors = _tensors(tokens)
+    if tokens.k_scale is not None:
+        tensors += (("k_scale", tokens.k_scale), ("v_scale", tokens.v_scale))
+    if tokens.k_mean is not None:
+        tensors += (("k_mean", tokens.k_mean[:, :, None]),)
+    for name, array in tensors:
         steps = (step // array.itemsize for step in array.strides[:3])
         p[name] = (array.data.ptr, *steps)
     p["starts"], p["lengths"] = tokens.starts.data.ptr, tokens.lengths.data.ptr

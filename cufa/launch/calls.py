@@ -170,7 +170,7 @@ def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     """
     infos: list[Any] = []
     addresses = []
-    for i, array in enumerate(extras.arrays + extras.lengths + extras.mods):
+    for i, array in enumerate(extras.flat):
         if array is None:
             infos.append(None)
             addresses.append(0)
@@ -203,7 +203,7 @@ def _is_legal(
     """Whether elements are where they may be, and so is `out`."""
     size = q.itemsize
     addresses = q.data.ptr, k.data.ptr, v.data.ptr
-    if any(address % size for address in addresses):
+    if any(address % x.itemsize for address, x in zip(addresses, (q, k, v), strict=True)):
         return False
     return out is None or (
         out.dtype == q.dtype

@@ -10,6 +10,7 @@ from cufa.launch.signature import TENSORS, AddressSlot
 from cufa.planner.decode import DecodePlan
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
+from cufa.problem.scales import SCALES
 from cufa.specs.variant import Variant
 
 
@@ -25,6 +26,8 @@ class DecodeLayout(ParameterLayout):
         tensors = [(f"params.{name}.data", i) for i, name in enumerate("qkvo")]
         super().__init__(variant, [*tensors, ("params.lse", 4)], "params.partial")
         self._table = self._words.get("kv.block_table")
+        scales = (self._words.get(f"params.{name}.data") for name in SCALES)
+        self._scales = tuple(word for word in scales if word is not None)
 
     def places(self, extras: Extras) -> tuple[AddressSlot, ...]:
         """As in `ParameterLayout`; the address of lengths is 0 where all sequences are full."""
@@ -34,7 +37,9 @@ class DecodeLayout(ParameterLayout):
         first = TENSORS + extras.place(len(ARRAYS))
         of_lengths = self._words["params.lengths"], first
         of_table = () if self._table is None else ((self._table, first + 1),)
-        return *places, of_lengths, *of_table
+        behind = first + len(extras.lengths) + len(extras.mods)
+        of_scales = ((word, behind + i) for i, word in enumerate(self._scales))
+        return *places, of_lengths, *of_table, *of_scales
 
     def of_plan(self, plan: DecodePlan, problem: Problem) -> PlanNumbers:
         """As in `ParameterLayout`."""
@@ -61,10 +66,17 @@ class DecodeLayout(ParameterLayout):
             ),
         )
 
-    def _of_table(self, problem: Problem, stride: int) -> Ints:
-        if self._table is None:
+    def _of_scales(self, extras: Extras) -> Ints:
+        numbers: Ints = ()
+        for scales in extras.scales:
+            address = 0
+            numbers = *numbers, address, *(step // scales.dtype.itemsize for step in scales.strides)
+        return numbers
+
+    def _of_table(self, problem: Problem, extras: Extras) -> Ints:
+        if self._table is None or extras.table is None:
             return ()
-        table = 0  # an address
+        table, stride = 0, extras.table.strides[0]  # an address
         return (table, stride // 4, problem.pages, *divisor(max(1, problem.page_size)))
 
 

@@ -41,7 +41,9 @@ def launcher(
     return lambda buffer: function(grid, block, buffer.args, smem_bytes)
 
 
-def ready(instance: Instance, grid: int | tuple[int, int], threads: int) -> Launcher:
+def ready(
+    instance: Instance, grid: int | tuple[int, int], threads: int, smem_bytes: int = 0
+) -> Launcher:
     """Return what launches an instantiation on the current device, compiled if need be.
 
     Parameters
@@ -51,13 +53,15 @@ def ready(instance: Instance, grid: int | tuple[int, int], threads: int) -> Laun
         Blocks, along one axis or two.
     threads : int
         Threads of a block.
+    smem_bytes : int
+        Dynamic shared memory of a block.
     """
     import cupy
 
     device_id = cupy.cuda.runtime.getDevice()
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     blocks, rows = (grid, 1) if isinstance(grid, int) else grid
-    return launcher(function, (blocks, rows, 1), threads)
+    return launcher(function, (blocks, rows, 1), threads, smem_bytes)
 
 
 class PreparedLaunch:
@@ -110,3 +114,22 @@ class PreparedLaunch:
         free_buffers.append(buffer)
         if low:
             refill()
+
+
+class Launches:
+    """Launches one after the other, of the same addresses.
+
+    Parameters
+    ----------
+    each : tuple of PreparedLaunch
+    """
+
+    __slots__ = ("_each",)
+
+    def __init__(self, each: tuple[PreparedLaunch, ...]) -> None:
+        self._each = each
+
+    def __call__(self, *addresses: int) -> None:
+        """Launch all on the current stream, with these addresses in their places."""
+        for launch in self._each:
+            launch(*addresses)

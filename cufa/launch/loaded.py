@@ -125,9 +125,8 @@ class LoadedKernel:
         extras : Extras
             Shapes, strides and dtypes of these arrays.
         """
-        table_stride = 0 if extras.table is None else extras.table.strides[0]
         planned = self._of_plan(plan, problem)
-        content = self._layout.filled(planned.numbers, problem, strides, numbers, table_stride)
+        content = self._layout.filled(planned.numbers, problem, strides, numbers, extras)
         if self.tma:
             content = self._maps_of(plan, shapes, strides, address) + content
         return PreparedLaunch(planned.launch, content, self._places, planned.memory)

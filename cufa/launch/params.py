@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.compiler.dependent import Passed
-from cufa.dtypes import DTYPES
+from cufa.dtypes import DTYPES, kv_bytes
 from cufa.features.dropout import SEED
 from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import BLOCKS
 from cufa.launch import tensor_map
 from cufa.launch.signature import TENSORS, AddressSlot
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras
+from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
@@ -145,6 +145,7 @@ class ParameterLayout:
         self._numbers = packed(offsets.values(), self.start, dtype.itemsize)
         self._score = ScoreLayout(variant, dtype)
         self._itemsize = DTYPES[variant.dtype].bytes
+        self._kv_itemsize = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
 
     def places(self, extras: Extras) -> tuple[AddressSlot, ...]:
         """Return where the addresses of tensors and extras go, which each launch is given.
@@ -178,7 +179,7 @@ class ParameterLayout:
         problem: Problem,
         strides: FourInts,
         numbers: tuple[Ints, ...] = (),
-        table_stride: int = 0,
+        extras: Extras = NO_EXTRAS,
     ) -> bytes:
         """Return what follows tensor maps: all numbers; addresses are 0.
 
@@ -190,8 +191,8 @@ class ParameterLayout:
             Strides of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
         numbers : tuple of tuple of int
             Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
-        table_stride : int
-            From one row of a block table to the next, in bytes.
+        extras : Extras
+            Shapes, strides and dtypes of arrays.
         """
         return self._numbers.pack(
             *self._of_tensors(strides),
@@ -199,17 +200,22 @@ class ParameterLayout:
             problem.seq_q,
             problem.seq_kv,
             *of_plan.behind_lengths,
+            *self._of_scales(extras),
             *self._score.values(problem, numbers),
-            *self._of_table(problem, table_stride),
+            *self._of_table(problem, extras),
         )
 
-    def _of_table(self, problem: Problem, stride: int) -> Ints:
+    def _of_scales(self, extras: Extras) -> Ints:
+        """Return the numbers of the scales of K and V, if the kernel has them."""
+        return ()
+
+    def _of_table(self, problem: Problem, extras: Extras) -> Ints:
         """Return the numbers of a block table, if the kernel has one."""
         return ()
 
     def _of_tensors(self, strides: FourInts) -> Ints:
         """Return addresses, which are 0, and steps in elements."""
-        size, (of_q, of_k, of_v, of_out) = self._itemsize, strides
+        size, of_kv, (of_q, of_k, of_v, of_out) = self._itemsize, self._kv_itemsize, strides
         q_batch, q_head, q_seq, _ = of_q
         k_batch, k_head, k_seq, _ = of_k
         v_batch, v_head, v_seq, _ = of_v
@@ -220,13 +226,13 @@ class ParameterLayout:
             q_head // size,
             q_seq // size,
             0,
-            k_batch // size,
-            k_head // size,
-            k_seq // size,
+            k_batch // of_kv,
+            k_head // of_kv,
+            k_seq // of_kv,
             0,
-            v_batch // size,
-            v_head // size,
-            v_seq // size,
+            v_batch // of_kv,
+            v_head // of_kv,
+            v_seq // of_kv,
             0,
             o_batch // size,
             o_head // size,

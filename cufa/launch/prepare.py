@@ -23,6 +23,7 @@ from cufa.planner.plan import TiledPlanner
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
+from cufa.problem.scales import scale_infos
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
@@ -208,6 +209,10 @@ class PreparedCalls:
     ) -> PreparedCall | None:
         views = self._viewer.views(signature)
         extras = self._extras.described(signature.extras) if signature.extras else NO_EXTRAS
+        if extras.scales:
+            extras = extras._replace(
+                scales=scale_infos(extras.scales, views.shapes[1:3], self.layout)
+            )
         problem = self._problem(views, extras)
         if problem is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cufa.arrays import ALIGNMENT, ArrayInfo, Ints, extent, overlaps_itself, readable, whole_chunks
-from cufa.dtypes import DTYPES
+from cufa.dtypes import DTYPES, kv_bytes
 from cufa.launch.params import FourInts
 from cufa.launch.signature import Signature
 from cufa.problem.extras import Extras
@@ -43,7 +43,8 @@ class Viewer:
         cached = problem.kv in CACHES
         self.names = ("q", "k_cache", "v_cache", "out") if cached else ("q", "k", "v", "out")
         self._layout, self._padded = layout, padded
-        self._itemsize = size = DTYPES[problem.dtype].bytes
+        self._itemsize = DTYPES[problem.dtype].bytes
+        self._kv_itemsize = size = kv_bytes(problem.dtype, problem.kv_dtype)
         self._negates_q = problem.scale < 0
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and not self._negates_q  # else some array is copied
@@ -82,13 +83,13 @@ class Viewer:
         strides, copies = [], []
         for i, name in enumerate(self.names[:3]):
             shape, step, repeats = views.shapes[i], views.strides[i], name != "q"
-            read = shape
+            read, size = shape, self._kv_itemsize if repeats else self._itemsize
             if self._padded and repeats:
-                read = (*shape[:3], whole_chunks(shape[3], self._itemsize))
-            direct = signature.aligned[i] and readable(read, step, self._itemsize, tma, repeats)
+                read = (*shape[:3], whole_chunks(shape[3], size))
+            direct = signature.aligned[i] and readable(read, step, size, tma, repeats)
             if 0 not in shape and not (direct and (repeats or not self._negates_q)):
                 copies.append(name)
-                step = self._packed(shape)
+                step = _packed(shape, size)
             strides.append(step)
         result, step, direct = views.shapes[3], views.strides[3], True
         if signature.out is not None:
@@ -100,15 +101,15 @@ class Viewer:
             direct = step[3] == self._itemsize or result[3] == 1
         if not direct:
             copies.append("out")
-            step = self._packed(result)
+            step = _packed(result, self._itemsize)
         return (*strides, step), tuple(copies)
 
     def extents(self, signature: Signature, extras: Extras) -> tuple[Extent, ...]:
         """Return the extents of out, q, k, v and extras; nothing without an out."""
         if signature.out is None:
             return ()
-        arrays = (signature.out[:2], *_inputs(signature))
-        extents = [extent(shape, strides, self._itemsize) for shape, strides in arrays]
+        arrays = zip((signature.out[:2], *_inputs(signature)), self._sizes, strict=True)
+        extents = [extent(shape, strides, size) for (shape, strides), size in arrays]
         for info in extras.flat:
             array = isinstance(info, ArrayInfo)  # a `BlockMask` is none
             extents.append(
@@ -124,20 +125,22 @@ class Viewer:
             and aligned[0]
             and aligned[1]
             and aligned[2]
-            and q3 == k3 == v3 == self._itemsize
+            and q3 == self._itemsize
+            and k3 == v3 == self._kv_itemsize
             and (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) % ALIGNMENT == 0
             and (not tma or min(q0, q1, q2, k0, k1, k2, v0, v1, v2) > 0)
         )
 
     def _check_strides(self, signature: Signature) -> None:
         """Check strides: multiples of an element; those of `out` keep its elements apart."""
-        size, arrays = self._itemsize, list(_inputs(signature))
+        arrays = list(_inputs(signature))
         if signature.out is not None:
             shape, strides, _ = signature.out
             arrays.append((shape, strides))
-            if overlaps_itself(shape, strides, size):
+            if overlaps_itself(shape, strides, self._itemsize):
                 raise ValueError("elements of out share memory")
-        for name, (shape, strides) in zip(self.names, arrays, strict=False):
+        sizes = *self._sizes[1:], self._itemsize
+        for name, size, (shape, strides) in zip(self.names, sizes, arrays, strict=False):
             steps = (step for n, step in zip(shape, strides, strict=True) if n > 1)
             if 0 not in shape and any(step % size for step in steps):
                 raise ValueError(f"{name} has strides {strides}: multiples of {size} are needed")
@@ -163,11 +166,17 @@ class Viewer:
             return heads * seq * row, seq * row, row, self._itemsize
         return heads * seq * row, row, heads * row, self._itemsize
 
-    def _packed(self, shape: Ints) -> Ints:
-        """Return the strides of a copy, as `copied` and `padded` make it."""
-        _, heads, seq, head_dim = shape
-        row = whole_chunks(head_dim, self._itemsize) * self._itemsize
-        return heads * seq * row, seq * row, row, self._itemsize
+    @property
+    def _sizes(self) -> Ints:
+        """Bytes of an element of out, q, k and v."""
+        return self._itemsize, self._itemsize, self._kv_itemsize, self._kv_itemsize
+
+
+def _packed(shape: Ints, itemsize: int) -> Ints:
+    """Return the strides of a copy, as `copied` and `padded` make it."""
+    _, heads, seq, head_dim = shape
+    row = whole_chunks(head_dim, itemsize) * itemsize
+    return heads * seq * row, seq * row, row, itemsize
 
 
 def _inputs(s: Signature) -> tuple[tuple[Ints, Ints], ...]:

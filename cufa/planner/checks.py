@@ -65,8 +65,19 @@ def check_tiles(items: int, tiles: int, ends: int) -> None:
 
 def _check_name(problem: Problem, name: object) -> None:
     kernel = kernel_named(name, problem.dtype, decodes=True)
+    complaint = _of_other_bits(problem, kernel)
     if problem.unified_max is not None and "unified" not in kernel.arguments:
-        raise ValueError(f"kernel: {kernel.name} has no unified_max")
+        complaint = "has no unified_max"
+    if complaint is not None:
+        raise ValueError(f"kernel: {kernel.name} {complaint}")
+
+
+def _of_other_bits(problem: Problem, kernel: Spec) -> str | None:
+    """Say what a kernel's K and V are, if those of a problem are others."""
+    if kernel.kv_dtype == problem.kv_dtype:
+        return None
+    takes, has = (x or f"{problem.dtype}, as q" for x in (kernel.kv_dtype, problem.kv_dtype))
+    return f"takes K and V of {takes}, k_cache has {has}"
 
 
 def kernel_named(name: object, dtype: str, decodes: bool) -> Spec:
@@ -108,6 +119,8 @@ def check_variant(problem: Problem, variant: Variant, device: Device, decodes: b
         complaint = "it is not for decode" if decodes else f"{variant.kernel} is for cufa.decode"
     if complaint is None and variant.dtype != problem.dtype:
         complaint = f"it is for {variant.dtype}, q has {problem.dtype}"
+    if complaint is None:
+        complaint = _of_other_bits(problem, KERNELS[variant.kernel])
     tile_dims = (variant.head_dim, variant.head_dim_v)
     dims = (problem.head_dim, problem.head_dim_v)
     if complaint is None and (tile_dims[0] < dims[0] or tile_dims[1] < dims[1]):

@@ -94,7 +94,7 @@ def plan_splits(
     rows = problem.group * problem.seq_q
     if kernel is None:
         has_max = problem.unified_max is not None
-        kernel = default_decoder(rows, problem.dtype, has_max, device).name
+        kernel = default_decoder(rows, problem.dtype, has_max, device, problem.kv_dtype).name
     bm = kernel.bm if isinstance(kernel, Variant) else tile_rows(problem, kernel)
     items = Items.of(problem, device, bm)
     never = num_splits is None and items.are_whole(DTYPES[problem.dtype].bytes)

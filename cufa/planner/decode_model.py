@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
+from cufa.dtypes import kv_bytes
 from cufa.planner.rules import KEY_STEP
 from cufa.problem.problem import Problem
 from cufa.specs.decode_block import padded, partial_floats
@@ -23,6 +23,8 @@ _PIECE = 4 << 10  # one more split of an item, which has to be merged
 _OVERLAP = 24
 """n blocks of whole items run on a multiprocessor where n ends take longer than to read n^2
 items: some begin and end while others read, but in smaller tiles."""
+
+_SCALE = 4  # bytes, of K or V of 8 bits for each key
 
 _MOST_PARTIAL = 32 << 20  # bytes, which a stream keeps, see cufa/launch/scratch.py
 
@@ -57,7 +59,10 @@ class Items(NamedTuple):
         rows, d, dv = problem.group * problem.seq_q, problem.head_dim, problem.head_dim_v
         number = problem.batch * problem.heads_kv * -(-rows // bm)
         keys = -(-max(1, problem.visited) // KEY_STEP) * KEY_STEP
-        rows, size = min(rows, bm), keys * (d + dv) * DTYPES[problem.dtype].bytes
+        key = (d + dv) * kv_bytes(problem.dtype, problem.kv_dtype)
+        if problem.kv_dtype is not None:
+            key += 2 * _SCALE
+        rows, size = min(rows, bm), keys * key
         end, find = _END + _NUMBER * rows * dv, 2 * _WAIT * (problem.kv == "Paged")
         has_memory = 4 * partial_floats(number, rows, padded(dv)) <= _MOST_PARTIAL
         return cls(number, number / device.sm_count, keys, size, end, find, has_memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from cufa.device import Device
-from cufa.dtypes import DTYPES
+from cufa.dtypes import kv_bytes
 from cufa.features.alibi import Alibi
 from cufa.features.softcap import Softcap
 from cufa.planner.decode_model import Items
@@ -40,7 +40,7 @@ def variant_of(
     bm, dims = tile_rows(problem, kernel), (padded(problem.head_dim), padded(problem.head_dim_v))
     blocks, all_rings, aligned = 1, KERNELS[kernel].rings, problem.page_size % 16 == 0
     rings, suits = all_rings[bm], bm == 16 or (whole and bm == 32)
-    asked = rings[1].keys * sum(dims) * DTYPES[problem.dtype].bytes
+    asked = rings[1].keys * sum(dims) * kv_bytes(problem.dtype, problem.kv_dtype)
     reads = problem.batch * problem.heads_kv * items.size / device.sm_count
     large = whole or (aligned and reads > _MUCH and not fixed)
     if whole and suits:
@@ -79,7 +79,8 @@ def variant_of(
 def _most_asked(like: Variant, rings: tuple[Ring, ...], device: Device) -> Variant | None:
     """Return the first of the variants whose rings ask for most at a time."""
     best, most = None, 0
-    key_bytes = (like.head_dim + like.head_dim_v) * DTYPES[like.dtype].bytes
+    element_bytes = kv_bytes(like.dtype, KERNELS[like.kernel].kv_dtype)
+    key_bytes = (like.head_dim + like.head_dim_v) * element_bytes
     for ring in rings:
         warps = ring.warps // like.blocks_per_sm
         variant = like._replace(bn=ring.bn, stages=ring.stages, warps=warps)

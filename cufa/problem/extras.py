@@ -59,17 +59,20 @@ class Extras(NamedTuple):
         Arrays that the caller's own functions read.
     seed : int or None
         The seed of a dropout.
+    scales : tuple
+        Scales of K and of V in 8 bits.
     """
 
     arrays: tuple[Any, ...] = ()
     lengths: tuple[Any, ...] = ()
     mods: tuple[Any, ...] = ()
     seed: int | None = None
+    scales: tuple[Any, ...] = ()
 
     @property
     def flat(self) -> tuple[Any, ...]:
         """All arrays, in the order in which a launch is given their addresses."""
-        return self.arrays + self.lengths + self.mods
+        return self.arrays + self.lengths + self.mods + self.scales
 
     @property
     def table(self) -> ArrayInfo | None:
@@ -86,7 +89,10 @@ class Extras(NamedTuple):
         )
         lengths = len(self.arrays)
         mods = lengths + len(self.lengths)
-        return Extras(named[:lengths], named[lengths:mods], named[mods:])
+        scales = mods + len(self.mods)
+        return Extras(
+            named[:lengths], named[lengths:mods], named[mods:scales], scales=named[scales:]
+        )
 
     def place(self, which: int) -> int:
         """Return where in `flat` an array is; the seed is last.

@@ -15,6 +15,7 @@ import numpy as np
 from cufa.arrays import Array, as_bhsd, module_of, module_of_all
 from cufa.checks import (
     check_devices,
+    check_dtype,
     check_dtypes,
     check_flag,
     check_layout,
@@ -29,6 +30,7 @@ from cufa.problem.extras import arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem, check_shapes
+from cufa.problem.scales import check_scale_shapes, check_scaled, given_scales, of_layout
 
 MAX_UNIFIED = 1e6
 """The largest preset maximum: float32 subtracts no larger score exactly enough."""
@@ -49,6 +51,8 @@ class DecodeOperands(NamedTuple):
         (batch, pages a sequence) on the device, or int32 on the host.
     score_arrays : mapping
         NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_score_arrays`.
+    scales : tuple of array
+        Of K and of V in 8 bits: (batch, heads, capacity) views, or (pages, heads, page_size).
     """
 
     q: Array
@@ -58,6 +62,7 @@ class DecodeOperands(NamedTuple):
     block_table: Array
     out: Array
     score_arrays: Mapping[str, Array] = MappingProxyType({})
+    scales: tuple[Array, ...] = ()
 
 
 def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands, ModuleType]:
@@ -73,7 +78,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     Problem
     DecodeOperands
     module
-        `numpy` or `cupy`: the module of q, the caches and `out`.
+        `numpy` or `cupy`: the module of q, the caches, their scales and `out`.
 
     Raises
     ------
@@ -86,10 +91,20 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     arrays = {name: arguments[name] for name in ("q", "k_cache", "v_cache")}
     if out is not None:
         arrays["out"] = out
-    xp = module_of_all(arrays)
+    scales = given_scales(arguments)
+    xp = module_of_all({**arrays, **scales})
     if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
         arrays = {name: np.asarray(array) for name, array in arrays.items()}
-    dtype = check_dtypes(arrays)
+        scales = {name: np.asarray(scale) for name, scale in scales.items()}
+    check_dtype("q", arrays["q"])
+    kv_dtype = check_scaled(arrays, scales)
+    of_q_type = arrays if kv_dtype is None else {n: arrays[n] for n in arrays if n in ("q", "out")}
+    dtype = check_dtypes(of_q_type)
+    if kv_dtype is not None and dtype == "float32" and xp is not np:
+        raise TypeError(
+            "q has dtype float32: on the GPU, caches of 8 bits take float16 and bfloat16; "
+            "q.astype(numpy.float16) converts it"
+        )
     for name, array in arrays.items():
         if array.ndim != 4 and name != "out":
             raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
@@ -104,12 +119,15 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     shown = tuple(array.shape for array in arrays.values())
     capacity = check_shapes(kv, *shapes, shown, () if block_table is None else block_table.shape)
     (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, keys, head_dim_v) = shapes[0], shapes[2]
+    if kv_dtype is not None:
+        check_scale_shapes(arrays, scales, xp)
     check_flag("causal", arguments["causal"])
     problem = Problem(
         *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v),
         *(check_scale(arguments["scale"], head_dim), parse_features(values_of(arguments))),
         kv=kv,
         returns_lse=bool(arguments["return_lse"]),
+        kv_dtype=kv_dtype,
     )
     if block_table is not None:
         problem = problem._replace(pages=blocks, page_size=keys)
@@ -117,7 +135,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     reads, of_score = parse_score_arrays(score_arrays, NOTHING, 4, problem.sizes, xp)
     problem = problem.reading(*reads)
     problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype))
-    arrays |= {name: array for name, array in score_arrays.items() if array is not None}
+    arrays |= {name: array for name, array in score_arrays.items() if array is not None} | scales
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):
@@ -138,7 +156,8 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
         check_out(out, restore_shape(problem, 4, layout)[0], arrays)
         out = as_bhsd(out, layout)
     operands = DecodeOperands(
-        views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score
+        *(views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score),
+        tuple(of_layout(scale, layout) for scale in scales.values()),
     )
     return problem, operands, xp
 

@@ -63,6 +63,9 @@ class Problem(NamedTuple):
         A score in place of row maxima, in a cache.
     precision : str, optional
         "fp8" if q, k and v are `cufa.Quantized`, and `dtype` is that of the result alone.
+    kv_dtype : str, optional
+        "float8_e4m3fn" or "int8" if K and V of a cache have 8 bits, and a scale for each key and
+        head: `dtype` is that of q and the result alone.
     """
 
     dtype: str
@@ -84,6 +87,7 @@ class Problem(NamedTuple):
     page_size: int = 0
     unified_max: float | None = None
     precision: str | None = None
+    kv_dtype: str | None = None
 
     def sized(self, batch: int, heads_q: int, heads_kv: int, seq_q: int, seq_kv: int) -> Problem:
         """Return the same with other sizes, sooner than `_replace` does."""

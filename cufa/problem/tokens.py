@@ -22,6 +22,10 @@ class Tokens(NamedTuple):
         lengths - seq + t, and new if that is not below starts.
     block_table : array or None, (batch, pages a sequence) int32
     rotary : RotaryTables or None
+    k_scale, v_scale : array or None, (batch, heads_kv, capacity) or (pages, heads_kv, page_size)
+        float32 scales of the rows of a cache of 8 bits.
+    k_mean : array or None, (batch, heads_kv, head_dim)
+        float32 rows that are taken off keys; the first tokens of a sequence say which.
     """
 
     k: Array
@@ -34,3 +38,6 @@ class Tokens(NamedTuple):
     lengths: Array
     block_table: Array | None
     rotary: RotaryTables | None
+    k_scale: Array | None = None
+    v_scale: Array | None = None
+    k_mean: Array | None = None

@@ -12,6 +12,7 @@ import functools
 from cufa.device import Device
 from cufa.specs import (
     append,
+    append8,
     block_lists,
     block_mask,
     bwd_dkv_wgmma,
@@ -26,12 +27,17 @@ from cufa.specs import (
     bwd_wgmma,
     clear_rows,
     decode,
+    decode_fp8,
+    decode_int8,
     decode_wgmma,
+    expand8,
     fa1_fp32,
     fa2_fp32,
     fa2_mma,
     fa3_wgmma,
     fp8_wgmma,
+    lse_mean,
+    means8,
     merge,
     quantize,
 )
@@ -42,7 +48,10 @@ from cufa.specs.spec import Spec
 
 KERNELS: dict[str, Spec] = {
     module.SPEC.name: module.SPEC
-    for module in (fa3_wgmma, fa2_mma, fa2_fp32, fa1_fp32, decode, decode_wgmma)
+    for module in (
+        *(fa3_wgmma, fa2_mma, fa2_fp32, fa1_fp32),
+        *(decode, decode_wgmma, decode_fp8, decode_int8),
+    )
 }
 """The kernels that compute attention, by name, in the order of preference.
 
@@ -55,7 +64,8 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     module.SPEC.name: module.SPEC
     for module in (
-        *(append, merge, block_mask, block_lists, clear_rows, quantize),
+        *(append, append8, means8, expand8, lse_mean),
+        *(merge, block_mask, block_lists, clear_rows, quantize),
         *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
     )
 }
@@ -100,7 +110,9 @@ def default_kernel(dtype: str, device: Device, keys: bool = True) -> Spec:
 
 
 @functools.cache
-def default_decoder(rows: int, dtype: str, has_max: bool, device: Device) -> Spec:
+def default_decoder(
+    rows: int, dtype: str, has_max: bool, device: Device, kv_dtype: str | None = None
+) -> Spec:
     """Return the kernel that a call of `decode` uses unless it names another.
 
     It is that of the largest tiles of rows that are more than half full.
@@ -113,8 +125,10 @@ def default_decoder(rows: int, dtype: str, has_max: bool, device: Device) -> Spe
     has_max : bool
         Whether the call has a `unified_max`.
     device : Device
+    kv_dtype : str, optional
+        As in `cufa.specs.spec.Spec`.
     """
     can = [spec for spec in KERNELS.values() if spec.decodes and dtype in spec.dtypes]
-    can = [spec for spec in can if spec.runs_on(device)]
+    can = [spec for spec in can if spec.runs_on(device) and spec.kv_dtype == kv_dtype]
     can = [spec for spec in can if not has_max or "unified" in spec.arguments]
     return next((spec for spec in can[::-1] if 2 * rows > min(spec.rings)), can[0])

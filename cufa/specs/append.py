@@ -5,20 +5,25 @@ from __future__ import annotations
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.structs import TENSOR, struct
 
-_INPUTS, _OUTPUTS = ("k", "v", "q"), ("turned_q", "k_cache", "v_cache")
+INPUTS, OUTPUTS = ("k", "v", "q"), ("turned_q", "k_cache", "v_cache")
+
+SCALES, MEANS = ("k_scale", "v_scale"), ("k_mean",)
+"""Tensors of caches of 8 bits."""
+
+PARAMS = struct(
+    (TENSOR, " ".join((*INPUTS, *OUTPUTS, *SCALES, *MEANS))),
+    ("u8", "starts lengths table"),
+    ("i8", "table_stride"),
+    ("u8", "cos sin"),
+    ("i4", "seq heads_kv heads_q head_dim head_dim_v rotary_dim"),
+    ("i4", "positions page_size pages pages_a_sequence"),
+)
 
 SPEC = AuxiliarySpec(
     "append",
-    params=struct(
-        (TENSOR, " ".join((*_INPUTS, *_OUTPUTS))),
-        ("u8", "starts lengths table"),
-        ("i8", "table_stride"),
-        ("u8", "cos sin"),
-        ("i4", "seq heads_kv heads_q head_dim head_dim_v rotary_dim"),
-        ("i4", "positions page_size pages pages_a_sequence"),
-    ),
-    inputs=_INPUTS,
-    outputs=_OUTPUTS,
+    params=PARAMS,
+    inputs=INPUTS,
+    outputs=OUTPUTS,
     threads=128,
     types=("t",),
     numbers=("vec", "interleaved"),

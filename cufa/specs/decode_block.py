@@ -41,15 +41,19 @@ def partial_floats(blocks: int, rows: int, columns: int) -> int:
     return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
-def shared_memory(v: TemplateArguments, team: int) -> dict[str, int]:
-    """Return the bytes that a block holds, if `team` of its warps share a ring."""
+def shared_memory(v: TemplateArguments, team: int, scaled: bool = False) -> dict[str, int]:
+    """Return the bytes that a block holds, if `team` of its warps share a ring.
+
+    `scaled` is whether K and V have 8 bits and float32 scales.
+    """
     element, teams = DTYPES[v.dtype].bytes, v.warps // team
-    ring = element * v.stages * v.bn
+    keys = teams * v.stages * v.bn
+    of_kv, of_scale = (1, 4) if scaled else (element, 0)
     few = max(v.bm * team // 8, 4, v.warps // -(-v.head_dim_v // 64))
     return {
         "Q": element * v.bm * v.head_dim,
-        "K": teams * ring * v.head_dim,
-        "V": teams * ring * v.head_dim_v,
+        "K": keys * (of_kv * v.head_dim + of_scale),
+        "V": keys * (of_kv * v.head_dim_v + of_scale),
         "O of some rows": 4 * teams * few * (v.head_dim_v + 8),
         "m and l": 4 * 2 * teams * v.bm,
     }

@@ -88,6 +88,8 @@ class Spec(NamedTuple):
         of global memory, as measured on an H200; for kernels of `attention`.
     scores, kvs : tuple of str
         The parts of a score, and the ways of finding K and V, that it takes.
+    kv_dtype : str, optional
+        The dtype of K and V if they have 8 bits and scales; else it is that of Q.
     decodes : bool
         Whether it is for `decode`: lengths may be on the device.
     is_dependent : bool
@@ -129,6 +131,7 @@ class Spec(NamedTuple):
     flops_per_byte: int = 1
     scores: tuple[str, ...] = (*PARTS, *OWN.values())
     kvs: tuple[str, ...] = ("Dense",)
+    kv_dtype: str | None = None
     decodes: bool = False
     is_dependent: bool = False
     launch_registers: Callable[[TemplateArguments], int] | None = None

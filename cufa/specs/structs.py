@@ -20,6 +20,12 @@ def struct(*members: tuple[Any, str]) -> np.dtype:
     return np.dtype([(name, kind) for kind, names in members for name in names.split()], align=True)
 
 
+def extended(base: np.dtype, *members: tuple[Any, str]) -> np.dtype:
+    """Return the layout of a struct that begins with another: its members, then these."""
+    fields = [(kind, name) for name, (kind, *_) in (base.fields or {}).items()]
+    return struct(*fields, *members)
+
+
 def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:
     """Return the layout of a struct with these bases, in order."""
     names, formats, offsets, end = [], [], [], 0

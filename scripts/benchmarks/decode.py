@@ -138,25 +138,37 @@ def call_of(operands: Operands, way: Way, package: ModuleType = cufa) -> Call:
     return lambda: package.decode(q, k, v, lengths=lengths, unified_max=way.unified_max)
 
 
-def _paged(operands: Operands, page_size: int, package: ModuleType) -> Call:
-    """Return the call on pages that lie in no order."""
-    cell, q = operands.cell, operands.q
-    count = cell.sk // page_size
-    if count * page_size != cell.sk:
-        raise ValueError(f"{cell.sk} keys fill no pages of {page_size}")
-    table = cupy.asarray(np.random.default_rng(0).permutation(cell.b * count).astype(np.int32))
+class Pages:
+    """Pages that lie in no order, and hold all keys of a cell.
 
-    def in_pages(x: Any) -> Any:
-        b, heads, _, dim = x.shape
-        parts = x.reshape(b, heads, count, page_size, dim).swapaxes(1, 2)
-        pages = cupy.empty((b * count, heads, page_size, dim), x.dtype)
-        pages[table] = parts.reshape(pages.shape)
+    Attributes
+    ----------
+    table : array
+        The block table.
+    """
+
+    def __init__(self, cell: Cell, page_size: int) -> None:
+        count = cell.sk // page_size
+        if count * page_size != cell.sk:
+            raise ValueError(f"{cell.sk} keys fill no pages of {page_size}")
+        order = np.random.default_rng(0).permutation(cell.b * count).astype(np.int32)
+        self.table = cupy.asarray(order).reshape(cell.b, count)
+        self._page_size = page_size
+
+    def of(self, x: Any) -> Any:
+        """Return an array (b, heads, s, ...) in pages."""
+        b, heads, _, *dims = x.shape
+        parts = x.reshape(b, heads, -1, self._page_size, *dims).swapaxes(1, 2)
+        pages = cupy.empty((self.table.size, heads, self._page_size, *dims), x.dtype)
+        pages[self.table.ravel()] = parts.reshape(pages.shape)
         return pages
 
-    k, v = in_pages(operands.k), in_pages(operands.v)
+
+def _paged(operands: Operands, page_size: int, package: ModuleType) -> Call:
+    cell, q, pages = operands.cell, operands.q, Pages(operands.cell, page_size)
+    k, v = pages.of(operands.k), pages.of(operands.v)
     lengths = cupy.full(cell.b, cell.sk, cupy.int32)
-    block_table = table.reshape(cell.b, count)
-    return lambda: package.decode(q, k, v, lengths=lengths, block_table=block_table)
+    return lambda: package.decode(q, k, v, lengths=lengths, block_table=pages.table)
 
 
 def rows(

@@ -130,6 +130,11 @@ def parser() -> argparse.ArgumentParser:
     )
     decode.set_defaults(kernel="auto")
 
+    decode8 = commands.add_parser(
+        "decode8", parents=[run, race], help="the same over K and V of 8 bits"
+    )
+    decode8.set_defaults(kernel="auto")
+
     masks = commands.add_parser(
         "masks", parents=[run, race], help="windows, biases and other features, by graph replay"
     )

@@ -40,6 +40,7 @@ _TITLES = {
     "jit": "First call in a new process",
     "models": "Shapes of real models",
     "decode": "Decoding",
+    "decode8": "Decoding over 8 bits",
     "masks": "Masks, biases and unequal lengths",
     "backward": "Gradients",
     "fp8": "8 bits",

@@ -63,6 +63,7 @@ _GENERATE = {
     "peers": dict,
 }
 _MORE_FIGURES: dict[str, dict[str, Any]] = {
+    "decode8": {"cufa_gbs": (int, float), "of_read": (int, float)},
     "fp8": {
         "s": int,
         **dict.fromkeys(("rmse", "max_error", "from_16_bits", "quantize_gbs"), (int, float)),

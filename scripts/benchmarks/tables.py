@@ -98,6 +98,8 @@ def cell_table(rows: Sequence[Row], form: str = ".2f") -> str:
     }
     for peer in peers:
         columns[f"{peer}/cufa" if unit == "us" else f"cufa/{peer}"] = partial(ratio_to, peer)
+    if any("of_read" in row for row in rows):
+        columns["of reading"] = lambda row: f"{row['of_read']:.1%}"
     if any("replayed" in row for row in rows):
         columns["timed by"] = _timing_words
     return f"Every cell, {unit}:\n\n{table_of(rows, columns)}"

@@ -1,5 +1,6 @@
 """Decoders of Llama's architecture, of folders or GGUF files, on NumPy or CuPy arrays."""
 
+from llama.cache import CACHES
 from llama.completion import Piece, Speed, complete
 from llama.defaults import Defaults, read_defaults
 from llama.generation import Prompt, generate
@@ -8,6 +9,7 @@ from llama.sampling import Settings
 from llama.tokenizer import Tokenizer
 
 __all__ = [
+    "CACHES",
     "Defaults",
     "Llama",
     "Piece",

@@ -10,11 +10,18 @@ import cufa
 from llama.attention import Attention
 from llama.config import Config
 
+#: How keys and values are held: in the model's dtype, or in 8 bits.
+CACHES = ("auto", "fp8", "int8")
+
 Cache = Any  # cufa.KVCache, cufa.PagedKVCache or a view of some of their sequences
 
 
 def make_cache(
-    xp: Any, config: Config, dtype: np.dtype, capacities: Sequence[int], page_size: int | None
+    xp: Any,
+    config: Config,
+    dtype: np.dtype | str,
+    capacities: Sequence[int],
+    page_size: int | None,
 ) -> Cache:
     """Return an empty cache of all layers, which turns keys and queries by their positions.
 
@@ -23,7 +30,8 @@ def make_cache(
     xp : module
         `numpy` or `cupy`.
     config : Config
-    dtype : numpy.dtype
+    dtype : numpy.dtype or str
+        "fp8" and "int8" for keys and values of 8 bits.
     capacities : sequence of int
         Tokens of each sequence at most.
     page_size : int or None
@@ -98,7 +106,11 @@ def attend(
     if q.shape[2] == 1 or lengths.min() != lengths.max():
         cache.decode(q, layer=layer, out=out, **score)
         return
-    keys, values = (_in_order(cache, x, int(lengths[0])) for x in cache.layer(layer))
+    length = int(lengths[0])
+    if cache.scales(layer)[0] is None:
+        keys, values = (_in_order(cache, x, length) for x in cache.layer(layer))
+    else:
+        keys, values = cache.dequantize(layer, dtype=q.dtype, length=length)
     cufa.attention(q, keys, values, causal=True, out=out, **score)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from models import DTYPES, Array, Linear, ModelError, choose_array_module, flat
 
 from llama import gguf, ops
-from llama.cache import Cache, attend, make_cache
+from llama.cache import CACHES, Cache, attend, make_cache
 from llama.checkpoint import Checkpoint
 from llama.config import Config, read_config
 from llama.experts import Experts
@@ -84,6 +84,8 @@ class Llama:
     dtype : {"auto", "float32", "float16", "bfloat16"}
         The dtype of matrices, keys and values; the rest is float32. "auto" is float32 on the CPU
         and the checkpoint's own on a GPU.
+    cache : {"auto", "fp8", "int8"}
+        How caches hold keys and values: "auto" is in that dtype.
 
     Attributes
     ----------
@@ -102,10 +104,14 @@ class Llama:
         The folder or file is damaged or holds another kind of model, a package is missing, or
         there is no GPU and one was asked for.
     ValueError
-        `device` or `dtype` is unknown.
+        `device`, `dtype` or `cache` is unknown.
     """
 
-    def __init__(self, path: Path, device: str = "auto", dtype: str = "auto") -> None:
+    def __init__(
+        self, path: Path, device: str = "auto", dtype: str = "auto", cache: str = "auto"
+    ) -> None:
+        if cache not in CACHES:
+            raise ValueError(f"cache must be one of {', '.join(CACHES)}, not {cache!r}")
         if dtype not in ("auto", *DTYPES):
             raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {dtype!r}")
         self.xp = choose_array_module(device)
@@ -113,6 +119,12 @@ class Llama:
         if dtype == "auto":
             dtype = "float32" if self.xp is np else self.config.dtype
         self._dtype = DTYPES[dtype]
+        self._cache_dtype: np.dtype | str = self._dtype if cache == "auto" else cache
+        if self.xp is not np and cache != "auto" and dtype == "float32":
+            raise ModelError(
+                f"a cache of {cache} on a GPU needs a model of float16 or bfloat16, not float32: "
+                "name one as dtype"
+            )
         shapes = tensor_shapes(self.config)
         if self.config.tied and HEAD in checkpoint:
             shapes[HEAD] = shapes[EMBEDDING]
@@ -139,6 +151,7 @@ class Llama:
         """
         model = cls.__new__(cls)
         model.xp, model.config, model._dtype = xp, config, dtype
+        model._cache_dtype = dtype
         model._take(read)
         return model
 
@@ -239,7 +252,7 @@ class Llama:
 
     def cache(self, capacities: Sequence[int], page_size: int | None = None) -> Cache:
         """Return an empty cache for sequences of a number of tokens at most, see `make_cache`."""
-        return make_cache(self.xp, self.config, self._dtype, capacities, page_size)
+        return make_cache(self.xp, self.config, self._cache_dtype, capacities, page_size)
 
     def extend(self, cache: Cache, ids: Array) -> Array:
         """Append tokens to the sequences of a cache.

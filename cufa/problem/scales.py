@@ -1,0 +1,145 @@
+"""Caches of 8 bits: their dtypes, and the scales that make numbers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cufa.arrays import Array, ArrayInfo, Ints
+from cufa.checks import check_devices, shown_dtype
+from cufa.quantized.e4m3 import E4M3
+
+_OF_8_BITS = {
+    E4M3: "float8_e4m3fn",
+    np.dtype(np.uint8): "float8_e4m3fn",  # its bytes: CuPy has no such type
+    np.dtype(np.int8): "int8",
+}
+
+SCALES = ("k_scale", "v_scale")
+"""The arguments of `decode` that are scales."""
+
+_CACHES = ("k_cache", "v_cache")
+_AXES = 0, 1, 2
+
+
+def given_scales(arguments: Mapping[str, Any]) -> dict[str, Array]:
+    """Return those scales that the caller gives, by argument."""
+    return {name: arguments[name] for name in SCALES if arguments[name] is not None}
+
+
+def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> str | None:
+    """Return the dtype of caches of 8 bits, and None for caches of q's dtype.
+
+    Parameters
+    ----------
+    caches : mapping
+        ``k_cache`` and ``v_cache``.
+    scales : mapping
+        As `given_scales` returns them.
+
+    Raises
+    ------
+    TypeError
+        Caches of 8 bits differ in dtype, or scales are no float32.
+    ValueError
+        Caches of 8 bits lack a scale, or others have one.
+    """
+    k, v = (caches[name].dtype for name in _CACHES)
+    dtype = _OF_8_BITS.get(k)
+    if dtype is None and v not in _OF_8_BITS:
+        for name in scales:
+            raise ValueError(
+                f"{name} must be None where k_cache has dtype {shown_dtype(k)}: scales are for "
+                f"caches of 8 bits, {_dtypes()}"
+            )
+        return None
+    if k != v:
+        raise TypeError(
+            f"v_cache has dtype {shown_dtype(v)}, but k_cache has dtype {shown_dtype(k)}: "
+            f"caches of 8 bits must both have the same, one of {_dtypes()}"
+        )
+    for name, cache in zip(SCALES, _CACHES, strict=True):
+        if name not in scales:
+            raise ValueError(
+                f"{name} is needed where {cache} has dtype {shown_dtype(k)}: float32, one scale "
+                f"for each key and K/V head, {cache}.shape[:3]"
+            )
+        if scales[name].dtype != np.float32:
+            raise TypeError(
+                f"{name} has dtype {shown_dtype(scales[name].dtype)}, but float32 is needed: "
+                f"{name}.astype(numpy.float32) converts it"
+            )
+    return dtype
+
+
+def check_scale_shapes(
+    caches: Mapping[str, Array], scales: Mapping[str, Array], xp: ModuleType
+) -> None:
+    """Refuse scales that have other axes than their cache has in front of its last.
+
+    Parameters
+    ----------
+    caches, scales : mapping
+        As in `check_scaled`, as the caller has them.
+    xp : module
+        The module of all.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, or scales are on another device.
+    """
+    for name, cache in zip(SCALES, _CACHES, strict=True):
+        needed: Ints = caches[cache].shape[:3]
+        if scales[name].shape != needed:
+            raise ValueError(
+                f"{name} has shape {scales[name].shape}, but {cache} has shape "
+                f"{caches[cache].shape}: one scale for each key and K/V head, {needed}, is needed"
+            )
+    if xp is not np:
+        check_devices(scales, xp)
+
+
+def of_layout(scale: Array, layout: str) -> Array:
+    """View scales as (batch, heads, seq), or as (pages, heads, page_size)."""
+    return scale if layout == "bhsd" else scale.swapaxes(1, 2)
+
+
+def scale_infos(
+    scales: tuple[ArrayInfo | None, ...], shapes: tuple[Ints, ...], layout: str
+) -> tuple[ArrayInfo, ...]:
+    """Return shape and strides of scales with the axes (batch, heads, seq).
+
+    Parameters
+    ----------
+    scales : tuple of ArrayInfo
+        Those of K and of V as the caller has them.
+    shapes : tuple of tuple of int
+        Those of K and V, (batch, heads, seq, head_dim).
+    layout : str
+
+    Raises
+    ------
+    ValueError
+        They do not fit, as `check_scaled` and `check_scale_shapes` say in words.
+    """
+    found = []
+    for info, shape in zip(scales, shapes, strict=True):
+        if info is None or len(info.shape) != len(_AXES):
+            raise ValueError("scales need three axes")
+        axes = _AXES if layout == "bhsd" else (0, 2, 1)
+        of, steps = (tuple(each[axis] for axis in axes) for each in info[:2])
+        size = info.dtype.itemsize
+        if of != shape[: len(_AXES)] or any(
+            step % size for n, step in zip(of, steps, strict=True) if n > 1
+        ):
+            raise ValueError(f"scales of shape {of} and strides {steps} are not of {shape}")
+        found.append(ArrayInfo(of, steps, info.dtype))
+    return tuple(found)
+
+
+def _dtypes() -> str:
+    return ", ".join(dtype.name for dtype in _OF_8_BITS)

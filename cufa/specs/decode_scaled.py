@@ -1,0 +1,50 @@
+"""The base of the kernels that decode over K and V of 8 bits with scales."""
+
+from __future__ import annotations
+
+from cufa.device import Device
+from cufa.specs import decode_block
+from cufa.specs.rings import Ring
+from cufa.specs.spec import Spec
+from cufa.specs.structs import TENSOR, extended
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
+
+PARAMS = extended(decode_block.PARAMS, (TENSOR, "k_scale v_scale"))
+"""The layout of ``ScaledParams`` in ``kernels/decode_params.cuh``."""
+
+_LARGE = ((64, 2, 8), (64, 1, 8), (32, 2, 8), (32, 1, 8))
+_SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
+_OF_TWO = ((32, 3, 8), (32, 2, 8), (16, 3, 8), (16, 2, 8), (16, 2, 4))
+
+
+def team(v: TemplateArguments) -> int:
+    """Return how many warps share a ring: two where there are more than 16 rows."""
+    return 2 if v.bm > 16 else 1
+
+
+def _shared_memory(v: TemplateArguments) -> dict[str, int]:
+    return decode_block.shared_memory(v, team(v), scaled=True)
+
+
+def _complaint(v: TemplateArguments, device: Device) -> str | None:
+    if v.bm not in (16, 32, 64) or v.bn % 16:
+        return "bm must be 16, 32 or 64, and bn a multiple of 16"
+    return decode_block.complaint(v, team(v))
+
+
+def spec(name: str, kv_dtype: str) -> Spec:
+    """Return the spec of a kernel by the dtype of K and V."""
+    return decode_block.spec(
+        name,
+        dtypes=("float16", "bfloat16"),
+        kv_dtype=kv_dtype,
+        shared_memory=_shared_memory,
+        complaint=_complaint,
+        params=PARAMS,
+        arguments=(*NUMBERS, "whole"),
+        rings={
+            16: tuple(Ring(*shape, team=1) for shape in (*_LARGE, *_SMALL)),
+            32: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
+            64: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
+        },
+    )

@@ -1,0 +1,17 @@
+"""What a mean that was taken off keys adds to the log-sum-exp of queries."""
+
+from __future__ import annotations
+
+from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.structs import TENSOR, struct
+
+SPEC = AuxiliarySpec(
+    "lse_mean",
+    params=struct(
+        (TENSOR, "q mean"), ("u8", "lse"), ("f4", "scale"), ("i4", "heads seq head_dim group rows")
+    ),
+    inputs=("q", "mean"),
+    outputs=("lse",),
+    threads=128,
+    types=("t",),
+)

@@ -1,0 +1,26 @@
+"""The mean of the first keys of sequences, which a cache of 8 bits takes off all of them."""
+
+from __future__ import annotations
+
+from cufa.specs.append import MEANS, PARAMS
+from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.instance import Instance
+
+_THREADS = 256
+
+SPEC = AuxiliarySpec(
+    "means8",
+    params=PARAMS,
+    inputs=("k",),
+    outputs=MEANS,
+    threads=_THREADS,
+    types=("t",),
+    numbers=("interleaved",),
+)
+
+
+def instance(dtype: str, interleaved: bool) -> Instance:
+    """Return the instantiation for keys of a dtype."""
+    chunks, bytes_each = 2, 8  # of a thread: their sums and counts
+    smem = chunks * bytes_each * _THREADS
+    return Instance(SPEC.name, (dtype,), (interleaved,), smem_bytes=smem)

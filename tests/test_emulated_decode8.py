@@ -1,0 +1,230 @@
+"""decode_fp8.cu and decode_int8.cu on the host, from `cufa.decode` on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from eight_bits import Cache, assert_every_byte, in_pages8, poisoned8, quantised8
+from emulated import Emulator, needs_compiler
+from exhaustive import exhaustive
+from played_gpu import Gpu, on_gpu
+from reference import random_inputs
+from score_arrays import DECODE_FEATURES, options_of
+from test_decode import assert_each_accepted, firsts_of
+from test_emulated import emulator  # noqa: F401
+from test_emulated_decode import SCORE, both_shares, emulated, one_look, shares  # noqa: F401
+
+import cufa
+
+pytestmark = needs_compiler
+
+KERNELS = {"uint8": "decode_fp8", "int8": "decode_int8"}
+KINDS = tuple(KERNELS)
+TYPES = ("float16", "bfloat16")
+
+
+def checked8(
+    rng: np.random.Generator,
+    lengths: Any,
+    *,
+    kind: str = "uint8",
+    hq: int = 8,
+    hk: int = 2,
+    sq: int = 1,
+    d: int = 64,
+    dv: int = 64,
+    page_size: int = 0,
+    causal: bool = True,
+    dtype: str = "bfloat16",
+    layout: str = "bhsd",
+    scaled_by: np.ndarray | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """Decode sequences of these lengths, accept the results, and return them.
+
+    `scaled_by` are factors of the keys' values.
+    """
+    b, capacity = len(lengths), max(lengths)
+    q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
+    if scaled_by is not None:
+        v = v.astype(np.float32) * scaled_by[:, None]
+    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    k, v = k8.numbers, v8.numbers
+    firsts = firsts_of(lengths, sq, options)
+    given: dict[str, Any] = {"lengths": on_gpu(np.array(lengths, np.int32)), "layout": layout}
+    if page_size:
+        seed = int(rng.integers(1 << 30))
+        (k8, table), (v8, _) = (
+            in_pages8(np.random.default_rng(seed), cache, lengths, page_size, firsts)
+            for cache in (k8, v8)
+        )
+        given["block_table"] = on_gpu(table)
+    else:
+        k8, v8 = (poisoned8(cache, lengths, firsts) for cache in (k8, v8))
+    if layout == "bshd":
+        k8, v8 = k8.turned(), v8.turned()
+    score = {name: options[name] for name in SCORE if name in options}
+    given |= {n: on_gpu(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    q_there = on_gpu(q if layout == "bhsd" else q.swapaxes(1, 2))
+    out, lse = decode8(q_there, k8, v8, causal=causal, return_lse=True, **given)
+    out = out.get() if layout == "bhsd" else out.get().swapaxes(1, 2)
+    assert_each_accepted(out, lse.get(), q, k, v, lengths, causal=causal, **score)
+    return np.asarray(out)
+
+
+def decode8(q: Any, k: Cache, v: Cache, **options: Any) -> Any:
+    """Decode on caches of 8 bits."""
+    caches = [on_gpu(x) for x in (*k, *v)]
+    return cufa.decode(q, caches[0], caches[2], k_scale=caches[1], v_scale=caches[3], **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("lengths", [[300], [0, 500, 77], [7] * 20], ids=str)
+def test_lengths(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    lengths: list[int],
+    dtype: str,
+    kind: str,
+) -> None:
+    checked8(rng, lengths, kind=kind, dtype=dtype)
+    assert {v.kernel for v in emulated._libraries} & {KERNELS[kind]}
+
+
+WAYS: list[dict[str, Any]] = [
+    *({"d": n, "dv": n} for n in (32, 96, 128, 192, 256)),
+    *({"d": 40, "dv": 72}, {"d": 256, "dv": 64}, {"d": 64, "dv": 37}),
+    *({"page_size": n} for n in (1, 7, 16, 48, 64)),
+    {"page_size": 16, "d": 128, "dv": 128, "layout": "bshd", "num_splits": 3},
+    *({"sq": 5}, {"sq": 9}, {"hq": 71, "hk": 1}, {"sq": 5, "page_size": 7}),
+    *({"sq": 16, "page_size": n} for n in (16, 48, 64)),
+    *({"sq": 5, "d": n, "dv": n, "num_splits": 2} for n in (32, 96)),
+    *({"sq": 9, "d": n, "dv": n, "page_size": 16} for n in (32, 96, 128)),
+    {"hq": 40, "hk": 1, "d": 256, "dv": 256},
+    *({"num_splits": n} for n in (2, 3, 4)),
+    {"layout": "bshd", "sq": 2, "causal": False, "scale": -0.1},
+]
+
+
+@both_shares
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@exhaustive("decode8", one_in=9)
+def test_ways(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    options: dict[str, Any],
+    dtype: str,
+    kind: str,
+    stale: int,
+) -> None:
+    """Head dims, pages, rows of one warp and of two, pieces; lengths that change meanwhile."""
+    emulated.stale = stale
+    checked8(rng, [150, 2, 400, 0, 33], kind=kind, dtype=dtype, **options)
+    checked8(rng, [700], kind=kind, dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hq": 8, "hk": 2, "sq": 1, "dtype": "float16"},
+        {"hq": 6, "hk": 2, "sq": 3, "page_size": 7},
+        {"hq": 14, "hk": 1, "sq": 2, "page_size": 16, "num_splits": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", DECODE_FEATURES)
+@exhaustive("decode8", one_in=6)
+def test_scores(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    name: str,
+    sizes: dict[str, Any],
+    kind: str,
+    stale: int,
+) -> None:
+    """Nothing in front of a window is read, from whatever page: it is NaN, and no page."""
+    emulated.stale = stale
+    for lengths in ([300, 0, 77, 1, 40], [500]):
+        of_arrays = len(lengths), sizes["hq"], sizes["hk"], sizes["sq"], max(lengths)
+        options = options_of(rng, name, of_arrays, DECODE_FEATURES)
+        checked8(rng, lengths, kind=kind, **sizes, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("factor", [1e-5, 5.0])
+def test_scales_of_v_that_differ(
+    rng: np.random.Generator, factor: float, dtype: str, kind: str
+) -> None:
+    """By a thousand, rising and falling; products with P exceed float16, or fall below it."""
+    keys = np.arange(500)
+    for exponents in (keys / 500, 1 - keys / 500, rng.random(500), keys == 300):
+        by = (factor * 1000.0**exponents).astype(np.float32)
+        checked8(rng, [500, 33], kind=kind, dtype=dtype, scaled_by=by)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_byte(dtype: str, kind: str) -> None:
+    def decoded(q: np.ndarray, k: Cache, v: Cache, **options: Any) -> Any:
+        return decode8(on_gpu(q), k, v, **options)
+
+    assert_every_byte(decoded, dtype, kind)
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(rng: np.random.Generator) -> None:
+    """With a number of splits: what else there is makes no difference."""
+    q, k, v = random_inputs(rng, "float16", b=3, hq=8, hk=2, sq=1, sk=300, d=64)
+    k8, v8 = quantised8(k, "int8"), quantised8(v, "int8")
+    lengths = np.array([211, 300, 5], np.int32)
+
+    def decoded(part: slice) -> np.ndarray:
+        k_part, v_part = (Cache(*(x[part].copy() for x in cache)) for cache in (k8, v8))
+        there = on_gpu(lengths[part].copy())
+        found = decode8(on_gpu(q[part].copy()), k_part, v_part, lengths=there, num_splits=5)
+        return np.asarray(found.get())
+
+    together = decoded(slice(0, 3))
+    for i in range(3):
+        np.testing.assert_array_equal(decoded(slice(i, i + 1))[0], together[i])
+
+
+def test_calls_that_come_again(gpu: Gpu, rng: np.random.Generator) -> None:
+    """With other strides and dtypes of scales, without them, and with odd addresses."""
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=8, hk=2, sq=1, sk=100, d=64)
+    k8, v8 = quantised8(k, "uint8"), quantised8(v, "uint8")
+    given = on_gpu(q)
+    expected = decode8(given, k8, v8).get()
+    for _ in range(2):
+        np.testing.assert_array_equal(decode8(given, k8, v8).get(), expected)
+    arrays = [on_gpu(x) for x in (k8.values, v8.values)]
+    wide = np.full((*k8.scales.shape, 3), np.nan, np.float32)
+    wide[..., 1] = k8.scales
+    scales = on_gpu(wide)[..., 1], on_gpu(v8.scales)
+    for _ in range(2):
+        out = cufa.decode(given, *arrays, k_scale=scales[0], v_scale=scales[1])
+        np.testing.assert_array_equal(out.get(), expected)
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"k_scale": scales[0]},
+        {"k_scale": scales[0], "v_scale": on_gpu(v8.scales[..., :99])},
+        {"k_scale": scales[0], "v_scale": on_gpu(v8.scales.astype(np.float64))},
+    )
+    for wrong in wrongs:
+        with pytest.raises((TypeError, ValueError), match="v_scale"):
+            cufa.decode(given, *arrays, **wrong)
+    with pytest.raises(TypeError, match="q has dtype float32: on the GPU"):
+        decode8(on_gpu(q.astype(np.float32)), k8, v8)
+    odd = np.zeros(k8.values.size + 1, np.uint8)
+    odd[1:] = k8.values.ravel()
+    at_odd = on_gpu(odd)[1:].reshape(k8.values.shape)
+    for _ in range(2):
+        out = cufa.decode(given, at_odd, arrays[1], k_scale=scales[0], v_scale=scales[1])
+        np.testing.assert_array_equal(out.get(), expected)
