@@ -476,6 +476,17 @@ def test_calls_with_other_scales_are_prepared_again(rng: np.random.Generator) ->
 
 
 @runs
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d: d == 64)
+def test_offsets_that_mean_nothing_reach_nothing_outside(rng: np.random.Generator, d: int) -> None:
+    """Arrays end where memory that may be read does."""
+    q, k, v = (on_gpu(np.nan_to_num(x)) for x in ragged(rng, d))
+    wild = [on_gpu(np.array(x, np.int32)) for x in ([2**31 - 1, -5, 300, 7], [400, 9, -3, 431])]
+    for of_q, of_k in (wild, wild[::-1]):
+        attention_varlen(q, k, v, of_q, of_k, precision="fp8", causal=True, return_lse=True)
+
+
+@runs
 def test_varlen_of_nothing(rng: np.random.Generator) -> None:
     q, k, v = (x[:10] for x in ragged(rng, 64))
     for queries, keys in (([0, 4, 10], [0, 0, 0]), ([0, 0, 0], [0, 4, 10]), ([0], [0])):
