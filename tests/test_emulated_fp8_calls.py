@@ -176,6 +176,34 @@ def test_quantized(rng: np.random.Generator, how: dict[str, Any]) -> None:
 
 
 @runs
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d: d == 64)
+def test_quantized_with_lengths(rng: np.random.Generator, d: int) -> None:
+    """NaN lies behind the lengths, and is in the bytes."""
+    q, k, v = drawn(rng, "float16", (3, 2, 1, 70, 300), d, d)
+    lengths: dict[str, Any] = {
+        "lengths_k": np.array([0, 201, 129]),
+        "lengths_q": np.array([9, 70, 3]),
+    }
+    for i, (keys, queries) in enumerate(zip(*lengths.values(), strict=True)):
+        k[i, :, keys:], v[i, :, keys:], q[i, :, queries:] = np.nan, np.nan, np.nan
+    options: dict[str, Any] = {
+        "out_dtype": np.float16,
+        "causal": True,
+        "return_lse": True,
+        **lengths,
+    }
+    expected, expected_lse = attention(*map(cufa.quantize, (q, k, v)), **options)
+    q8, k8 = (cufa.quantize(on_gpu(x)) for x in (q, k))
+    for transposed in (False, True):
+        v8 = cufa.quantize(on_gpu(v), transposed=transposed)
+        assert (v8.values.get() == 0x7F).any()
+        out, lse = attention(q8, k8, v8, **options)
+        assert_agrees(out.get(), expected)
+        assert_same(lse.get(), expected_lse)
+
+
+@runs
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("ndim", [2, 3, 4])
 @exhaustive("fp8", but=lambda layout, ndim: (layout, ndim) in (("bshd", 4), ("bhsd", 2)))
@@ -507,8 +535,7 @@ def test_each_sequence_gives_the_bits_that_it_gives_alone(rng: np.random.Generat
     out = attention_varlen(*map(on_gpu, (q, k, v)), OFFSETS_Q, OFFSETS_K, **options).get()
     for i in (2, 5):
         a, b = slice(*OFFSETS_Q[i : i + 2]), slice(*OFFSETS_K[i : i + 2])
-        one = (x.swapaxes(0, 1)[None] for x in (q[a], k[b], v[b]))
-        alone = attention(*map(on_gpu, map(np.ascontiguousarray, one)), **options)
+        alone = attention(*(on_gpu(x.swapaxes(0, 1)[None]) for x in (q[a], k[b], v[b])), **options)
         np.testing.assert_array_equal(alone.get()[0].swapaxes(0, 1), out[a])
 
 
