@@ -473,7 +473,8 @@ def test_warps_that_are_not_in_step(
         options: dict[str, Any] = {"precision": "fp8", "return_lse": True}
         for causal in (False, True):
             expected = attention_varlen(q, k, k, cu_q, cu_k, causal=causal, **options)
-            found = attention_varlen(*map(on_gpu, (q, k, k, cu_q, cu_k)), causal=causal, **options)
+            there = [on_gpu(x) for x in (q, k, k, cu_q, cu_k)]
+            found = attention_varlen(*there, causal=causal, **options)
             assert_agrees(found[0].get(), expected[0])
             assert_same(found[1].get(), expected[1])
 
