@@ -176,6 +176,34 @@ def test_quantized(rng: np.random.Generator, how: dict[str, Any]) -> None:
 
 
 @runs
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d: d == 64)
+def test_quantized_with_lengths(rng: np.random.Generator, d: int) -> None:
+    """NaN lies behind the lengths, and is in the bytes."""
+    q, k, v = drawn(rng, "float16", (3, 2, 1, 70, 300), d, d)
+    lengths: dict[str, Any] = {
+        "lengths_k": np.array([0, 201, 129]),
+        "lengths_q": np.array([9, 70, 3]),
+    }
+    for i, (keys, queries) in enumerate(zip(*lengths.values(), strict=True)):
+        k[i, :, keys:], v[i, :, keys:], q[i, :, queries:] = np.nan, np.nan, np.nan
+    options: dict[str, Any] = {
+        "out_dtype": np.float16,
+        "causal": True,
+        "return_lse": True,
+        **lengths,
+    }
+    expected, expected_lse = attention(*map(cufa.quantize, (q, k, v)), **options)
+    q8, k8 = (cufa.quantize(on_gpu(x)) for x in (q, k))
+    for transposed in (False, True):
+        v8 = cufa.quantize(on_gpu(v), transposed=transposed)
+        assert (v8.values.get() == 0x7F).any()
+        out, lse = attention(q8, k8, v8, **options)
+        assert_agrees(out.get(), expected)
+        assert_same(lse.get(), expected_lse)
+
+
+@runs
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("ndim", [2, 3, 4])
 @exhaustive("fp8", but=lambda layout, ndim: (layout, ndim) in (("bshd", 4), ("bhsd", 2)))
@@ -430,6 +458,64 @@ def test_varlen_of_quantized(rng: np.random.Generator, how: dict[str, Any]) -> N
 
 
 @runs
+@exhaustive("fp8", but=lambda: True)
+def test_warps_that_are_not_in_step(
+    emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warp of short sequences is at the next tile while another writes the one before."""
+    one = device.named("h200")._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda _: one)
+    for emulated.seed in (1, 2):
+        queries, keys = rng.integers(1, 100, 10), rng.integers(1, 60, 10)
+        cu_q, cu_k = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (queries, keys))
+        q = rng.standard_normal((cu_q[-1], 2, 64), np.float32).astype(np.float16)
+        k = rng.standard_normal((cu_k[-1], 1, 64), np.float32).astype(np.float16)
+        options: dict[str, Any] = {"precision": "fp8", "return_lse": True}
+        for causal in (False, True):
+            expected = attention_varlen(q, k, k, cu_q, cu_k, causal=causal, **options)
+            there = [on_gpu(x) for x in (q, k, k, cu_q, cu_k)]
+            found = attention_varlen(*there, causal=causal, **options)
+            assert_agrees(found[0].get(), expected[0])
+            assert_same(found[1].get(), expected[1])
+
+
+@runs
+def test_calls_with_other_scales_are_prepared_again(rng: np.random.Generator) -> None:
+    """Shapes are the same: granularity, blocks and factors of scores are not."""
+    arrays = drawn(rng, "float16", (1, 2, 2, 100, 300), 64, 64)
+    ways: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"granularity": "head"}, {}),
+        ({"block": 256}, {"scale": 0.5}),
+        ({"granularity": "tensor"}, {"causal": True}),
+        ({}, {"scale": 0.5, "sinks": np.array([1.0, 2], np.float32)}),
+    ]
+    first: list[Any] = []
+    for repeat in range(2):
+        for i, (how, options) in enumerate(ways):
+            there = (cufa.quantize(on_gpu(x), **how) for x in arrays)
+            given = {name: on_gpu(x) if name == "sinks" else x for name, x in options.items()}
+            out = attention(*there, out_dtype=np.float16, **given).get()
+            if repeat:
+                np.testing.assert_array_equal(out, first[i])
+                continue
+            first.append(out)
+            here = (cufa.quantize(x, **how) for x in arrays)
+            assert_agrees(out, attention(*here, out_dtype=np.float32, **options))
+
+
+@runs
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d: d == 64)
+def test_offsets_that_mean_nothing_reach_nothing_outside(rng: np.random.Generator, d: int) -> None:
+    """Arrays end where memory that may be read does."""
+    q, k, v = (on_gpu(np.nan_to_num(x)) for x in ragged(rng, d))
+    wild = [on_gpu(np.array(x, np.int32)) for x in ([2**31 - 1, -5, 300, 7], [400, 9, -3, 431])]
+    for of_q, of_k in (wild, wild[::-1]):
+        attention_varlen(q, k, v, of_q, of_k, precision="fp8", causal=True, return_lse=True)
+
+
+@runs
 def test_varlen_of_nothing(rng: np.random.Generator) -> None:
     q, k, v = (x[:10] for x in ragged(rng, 64))
     for queries, keys in (([0, 4, 10], [0, 0, 0]), ([0, 0, 0], [0, 4, 10]), ([0], [0])):
@@ -450,8 +536,7 @@ def test_each_sequence_gives_the_bits_that_it_gives_alone(rng: np.random.Generat
     out = attention_varlen(*map(on_gpu, (q, k, v)), OFFSETS_Q, OFFSETS_K, **options).get()
     for i in (2, 5):
         a, b = slice(*OFFSETS_Q[i : i + 2]), slice(*OFFSETS_K[i : i + 2])
-        one = (x.swapaxes(0, 1)[None] for x in (q[a], k[b], v[b]))
-        alone = attention(*map(on_gpu, map(np.ascontiguousarray, one)), **options)
+        alone = attention(*(on_gpu(x.swapaxes(0, 1)[None]) for x in (q[a], k[b], v[b])), **options)
         np.testing.assert_array_equal(alone.get()[0].swapaxes(0, 1), out[a])
 
 

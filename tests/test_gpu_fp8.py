@@ -100,7 +100,13 @@ def test_lengths(rng: np.random.Generator, cupy: Any, d: int, dv: int, causal: b
                 k[i, :, lengths_k[i] :] = v[i, :, lengths_k[i] :] = np.nan
         expected, expected_lse = attention(q, k, v, **options, **how)
         there = {name: cupy.asarray(x, np.int32) for name, x in options.items()}
-        out, lse = attention(*map(cupy.asarray, (q, k, v)), **there, **how)
+        arrays = [cupy.asarray(x) for x in (q, k, v)]
+        out, lse = attention(*arrays, **there, **how)
+        assert_agrees(out, expected)
+        assert_same(lse, expected_lse)
+        q8, k8 = (cufa.quantize(x, hadamard=True) for x in arrays[:2])
+        in_8_bits = {**how, "precision": None, "out_dtype": q.dtype}  # NaN is in the bytes
+        out, lse = attention(q8, k8, cufa.quantize(arrays[2]), **there, **in_8_bits)
         assert_agrees(out, expected)
         assert_same(lse, expected_lse)
 
