@@ -39,7 +39,7 @@ inline void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes) {
     mbarrier_arrive(bar);
 }
 inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
-    while (mbarrier(bar).phase == parity) emulator::yield();
+    emulator::yield_while([=] { return mbarrier(bar).phase == parity; });
 }
 
 // The swizzle of rows of 128, 64 or 32 bytes: the row's number is in the address.
