@@ -9,6 +9,7 @@ import host_kernels
 import numpy as np
 import played_gpu
 import pytest
+from exhaustive import exhaustive
 from reference import DTYPES
 
 import cufa
@@ -29,6 +30,7 @@ INSTANCES = [
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@exhaustive("others", but=lambda arch: arch == "sm_90a")
 def test_compiles_without_spills(arch: str) -> None:
     for instance in INSTANCES:
         compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)
