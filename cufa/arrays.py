@@ -62,15 +62,15 @@ class ArrayInfo(NamedTuple):
 class Operands(NamedTuple):
     """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
 
-    `beside` holds arrays that parts of the score read, by argument, with all of the part's axes, on
-    the CPU only. `seed` is that of a dropout.
+    `score_arrays` are the arrays that parts of the score read, by argument, with all of the part's
+    axes, on the CPU only. `seed` is that of a dropout.
     """
 
     q: Array
     k: Array
     v: Array
     out: Array
-    beside: Mapping[str, Array] = MappingProxyType({})
+    score_arrays: Mapping[str, Array] = MappingProxyType({})
     seed: int = 0
 
 

@@ -96,9 +96,9 @@ def all_of_arch(arch: str) -> list[Device]:
 
 def current() -> Device:
     """Return the current GPU; `cupy.cuda.runtime.CUDARuntimeError` where there is none."""
-    from cupy.cuda import runtime
+    import cupy
 
-    return of_id(runtime.getDevice())
+    return of_id(cupy.cuda.runtime.getDevice())
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from cufa import cache
+from cufa import disk_cache
 from cufa.compiler import source
 from cufa.device import Device
 from cufa.planner.problem_class import ProblemClass
@@ -36,9 +36,9 @@ def user_path(device: Device, folder: Path | None = None) -> Path:
     Raises
     ------
     OSError
-        As `cache.folder`.
+        As `disk_cache.folder`.
     """
-    return (folder or cache.folder()) / "tuned" / f"{table_name(device.name)}.json"
+    return (folder or disk_cache.folder()) / "tuned" / f"{table_name(device.name)}.json"
 
 
 def _ignored(path: Path, why: str) -> None:
@@ -57,7 +57,7 @@ def load(path: Path) -> Table | None:
     path : Path
         In the cache folder.
     """
-    data = cache.read(path)
+    data = disk_cache.read(path)
     if data is None:
         return None
     try:
@@ -121,7 +121,7 @@ def store(
     path = user_path(device)
     kept: dict[ProblemClass, Entry] = {}
     with contextlib.suppress(ValueError, RecursionError):  # a damaged table is replaced
-        old = parse((cache.read(path) or b"").decode())
+        old = parse((disk_cache.read(path) or b"").decode())
         kept = old.entries if old.sources == source.digest() else {}
     table = Table(
         device=device.name,
@@ -130,6 +130,6 @@ def store(
         command=command,
         entries={**{key: kept[key] for key in kept if key not in drop}, **entries},
     )
-    cache.write(path, dump(table).encode())
+    disk_cache.write(path, dump(table).encode())
     forget()
     return path

@@ -116,6 +116,12 @@ def fp8() -> Iterator[cupy.ndarray]:
             for transposed in (False, True):
                 how: dict[str, Any] = {"hadamard": hadamard, "transposed": transposed}
                 yield cufa.quantize(q, block=block, **how).values
+    wild = np.array([2**31 - 1, -5, 300, 7], np.int32)
+    some = np.array([0, 130, 130, 131, 195, 410], np.int32)
+    for d, causal in itertools.product((64, 100, 128, 192, 256), (False, True)):
+        q, k, v = (_random("bfloat16", 412, heads, d) for heads in (4, 2, 2))
+        for offsets in map(cupy.asarray, (wild, some)):
+            yield cufa.attention_varlen(q, k, v, offsets, offsets, precision="fp8", causal=causal)
 
 
 def own() -> Iterator[cupy.ndarray]:

@@ -110,7 +110,7 @@ class Emulator:
     def _compiled(self, variant: Variant | Instance) -> Path:
         top = SOURCE.format(
             kernel=variant.kernel,
-            own=source.own_parts(variant),
+            own=source.user_parts(variant),
             smem_bytes=variant.smem_bytes,
             arguments=_arguments(variant),
             variant=variant,

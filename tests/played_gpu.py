@@ -566,7 +566,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(decoding, "parse_decode", played.parse_decode)
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)
-    monkeypatch.setattr(calls, "_kinds", {})
+    monkeypatch.setattr(calls, "_prepared", {})
     monkeypatch.setattr(append, "_prepared", {})
     clear_rows._prepared.cache_clear()
     params.free_buffers.clear()

@@ -11,7 +11,7 @@ from reference import oracle, random_inputs
 
 from cufa.arrays import Operands
 from cufa.device import Device
-from cufa.explorer.beside import NOTHING_BESIDE, Beside
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -34,7 +34,7 @@ class PlayedStage:
         problem: Problem,
         operands: Operands | None,
         device: Device,
-        beside: Beside | None = None,
+        score_inputs: ScoreInputs | None = None,
     ) -> None:
         p = problem
         sizes = {"b": p.batch, "hq": p.heads_q, "hk": p.heads_kv, "sq": p.seq_q, "sk": p.seq_kv}
@@ -42,7 +42,7 @@ class PlayedStage:
             np.random.default_rng(3), p.dtype, **sizes, d=p.head_dim, dv=p.head_dim_v
         )
         right = oracle(*inputs, causal=p.causal)[0].astype(inputs[0].dtype)
-        self.beside = beside or NOTHING_BESIDE
+        self.inputs = score_inputs or ScoreInputs()
         self.operands = Operands(*inputs, np.empty_like(right))
         self.results = self.repeated = (self.operands.out,)
         self.right = right

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cufa
-from cufa import cache, cli, device, tuned
+from cufa import cli, device, disk_cache, tuned
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Entry
@@ -458,8 +458,8 @@ def test_info_of_a_cache_that_is_no_folder(
 
 @pytest.mark.skipif(os.name == "nt", reason="has no modes")
 def test_info_of_a_cache_that_is_ignored(capsys: Captured) -> None:
-    folder = cache.folder()
-    cache.write(folder / "kernels" / "one", bytes(100))
+    folder = disk_cache.folder()
+    disk_cache.write(folder / "kernels" / "one", bytes(100))
     for place in (folder, folder / "kernels"):
         place.chmod(0o775)
         assert cli.main(["info"]) == 0

@@ -15,7 +15,7 @@ import pytest
 from played_gpu import on_gpu
 
 import cufa
-from cufa import cache, cli, device, tuned
+from cufa import cli, device, disk_cache, tuned
 from cufa.cli import disassembler
 from cufa.compiler import cubins, elf, jit, nvrtc
 from cufa.explorer import build
@@ -95,7 +95,7 @@ def test_one_kernel_for_real(capsys: Captured) -> None:
     assert out.startswith("1 kernel to compile for sm_86, about 4 s on 1 thread\n")
     assert f"[1/1] {VARIANT}  " in out
     assert "1 kernel for sm_86 (rtx3090) written" in out
-    assert str(cache.folder() / "kernels") in out
+    assert str(disk_cache.folder() / "kernels") in out
     cubin = cubins.find(VARIANT, "sm_86", nvrtc.version())
     assert cubin is not None
     assert cubin.startswith(b"\x7fELF")
@@ -223,7 +223,7 @@ def test_an_architecture_is_all_of_its_gpus(builder: Builder, capsys: Captured) 
     for gpu in gpus:
         assert cli.main(["compile", "--gpu", gpu.name, *words[3:]]) == 0
         assert builder.asked == []
-    assert len(asked) == len(list((cache.folder() / "kernels").iterdir()))
+    assert len(asked) == len(list((disk_cache.folder() / "kernels").iterdir()))
 
 
 def test_tuned_variants_are_compiled_too(builder: Builder) -> None:
@@ -309,7 +309,7 @@ def test_a_cache_that_cannot_be_written(
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_of_another_user(builder: Builder, capsys: Captured) -> None:
-    (cache.folder() / "kernels").mkdir(parents=True, mode=0o555)
+    (disk_cache.folder() / "kernels").mkdir(parents=True, mode=0o555)
     assert cli.main(ONE) == 2
     assert "the cache folder cannot be written" in capsys.readouterr().err
 
@@ -318,7 +318,7 @@ def test_a_folder_of_another_user(builder: Builder, capsys: Captured) -> None:
 @pytest.mark.parametrize("name", [".", "kernels"])
 def test_a_cache_that_would_be_ignored(builder: Builder, capsys: Captured, name: str) -> None:
     """It is refused before the work, not found out by the first call."""
-    place = cache.folder() / name
+    place = disk_cache.folder() / name
     place.mkdir(parents=True)
     place.chmod(0o775)
     assert cli.main(ONE) == 2
@@ -348,7 +348,7 @@ def test_what_was_compiled_ahead_runs(
         raise AssertionError("it was compiled again")
 
     jit._kernel.cache_clear()
-    calls._kinds.clear()
+    calls._prepared.clear()
     monkeypatch.setattr(jit, "module", refuse)
     assert (cufa.attention(q, q, q, causal=True) == expected).all()
 

@@ -12,7 +12,7 @@ from cufa.features.expression import derivative as its
 from cufa.features.expression import rules
 from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import FLOAT, Graph, Node
-from cufa.features.expression.own import derivative_of, own
+from cufa.features.expression.tracing import derivative_of, trace
 from cufa.features.parts import part_named
 
 TABLE = np.linspace(-2, 2, 7, dtype=np.float32)
@@ -97,7 +97,7 @@ def test_all_operations_of_floats_have_a_rule() -> None:
 )
 def test_the_derivative_in_cpp(score_mod: Any, text: str | None) -> None:
     """A method of the part, of a score in natural units; none where it is 1."""
-    _, method, body = part_named(own(score_mod, None).parts[0]).source.partition("float slope(")
+    _, method, body = part_named(trace(score_mod, None).parts[0]).source.partition("float slope(")
     assert bool(method) == (text is not None)
     assert (text or "") in body
 

@@ -389,7 +389,7 @@ def test_a_table_is_no_place_for_a_gradient() -> None:
     ("options", "message"),
     [
         ({"score_mod": "score * 2"}, "score_mod is C\\+\\+, which cannot be differentiated"),
-        ({"kernel": "fa2_mma"}, "kernel: gradients have one kernel a dtype"),
+        ({"kernel": "fa2_mma"}, "kernel: the dtype and the GPU choose that"),
     ],
 )
 def test_what_no_kernel_computes(options: dict[str, Any], message: str) -> None:

@@ -49,8 +49,8 @@ def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Jud
         right, of_host, beside_host = explorer._of_arrays(arrays, host, timed=False)
         oracle = Oracle(np, right, *of_host[:3], beside_host)
         given: Any = tuple(map(on_gpu, arrays))
-        problem, operands, beside = explorer._of_arrays(given, there, timed=False)
-        on_stage = stage.Stage(problem, operands, H200, beside)
+        problem, operands, inputs = explorer._of_arrays(given, there, timed=False)
+        on_stage = stage.Stage(problem, operands, H200, inputs)
         variant = variant._replace(score=problem.score)
         monkeypatch.setattr(stage.jit, "load", lambda *_: None)
         monkeypatch.setattr(

@@ -38,9 +38,9 @@ def test_a_tile_that_is_not_the_planned_one(
     problem = problem.reading("Sinks") if has_sinks else problem
     on_stage = GradientStage(problem, None, A100, None)
     host = tuple(x.get() for x in on_stage.arrays)
-    beside = on_stage.beside
-    arrays = {name: x.get() for name, x in beside.arrays.items()}
-    oracle = GradientOracle(np, problem, host, beside._replace(arrays=arrays))
+    inputs = on_stage.inputs
+    arrays = {name: x.get() for name, x in inputs.arrays.items()}
+    oracle = GradientOracle(np, problem, host, inputs._replace(arrays=arrays))
     planned, *others = variants(problem, A100, {"warps": (4,), "blocks_per_sm": (1,)})
     asked: list[str] = []
     kernel = stage.jit.kernel

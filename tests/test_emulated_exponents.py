@@ -26,7 +26,7 @@ from test_emulated import (  # noqa: F401
 )
 
 import cufa
-from cufa.features.expression.own import own
+from cufa.features.expression.tracing import trace
 from cufa.features.parts import part_named
 from cufa.specs.variant import Variant
 
@@ -122,7 +122,7 @@ def test_keys_on_both_sides_of_a_turn_are_not_computed_once_more(
         return lambda s, b, h, i, j: s - slopes[h] * abs(i - j)
 
     its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
-    (part,) = own(there["score_mod"], None).parts
+    (part,) = trace(there["score_mod"], None).parts
     for shape in ((4, 1, 300, 700), (4, 4, 200, 450)):
         arrays = drawn(rng, form, shape)
         given = [on_gpu(x) for x in arrays]
@@ -177,7 +177,7 @@ def test_distances(rng: np.random.Generator, form: str, options: dict[str, Any])
                 return lambda s, b, h, i, j: s - slopes[h] * abs(of_query * i + of_key * j + beyond)
 
             its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
-            assert part_named(own(its["score_mod"], None).parts[0]).tilts
+            assert part_named(trace(its["score_mod"], None).parts[0]).tilts
             checked(form, arrays, its, there)
 
 

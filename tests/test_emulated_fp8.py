@@ -152,6 +152,16 @@ def test_scores_that_rise_or_fall_along_the_keys(rng: np.random.Generator, drift
     check(computed(q, k, v), 0.1)
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+@exhaustive("fp8", but=lambda d: d == 128)
+def test_scores_that_leap(rng: np.random.Generator, d: int) -> None:
+    """In some warps weights pass float32's range, and scores are computed once more."""
+    q, k, v = drawn(rng, (1, 1, 1, 130, 700), d, d)
+    q[..., 0] = np.where(np.arange(130) % 40 < 3, 30, 0)
+    k[:, :, :100, 0] += 4 * d**0.5
+    check(computed(q, k, v), 0.1)
+
+
 @exhaustive("fp8", but=lambda: True)
 def test_error_does_not_grow_with_the_keys(rng: np.random.Generator) -> None:
     """All weights are alike: sums of them in 14 bits would lose the later ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
 from typing import Any
 
@@ -48,6 +49,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "sinks": np.linspace(-1, 2, 4, dtype=np.float32),
     },
     "scale": {"scale": -0.2},
+    "no scale": {"scale": 0.0, "causal": True},
 }
 
 
@@ -174,6 +176,34 @@ def test_quantized(rng: np.random.Generator, how: dict[str, Any]) -> None:
 
 
 @runs
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d: d == 64)
+def test_quantized_with_lengths(rng: np.random.Generator, d: int) -> None:
+    """NaN lies behind the lengths, and is in the bytes."""
+    q, k, v = drawn(rng, "float16", (3, 2, 1, 70, 300), d, d)
+    lengths: dict[str, Any] = {
+        "lengths_k": np.array([0, 201, 129]),
+        "lengths_q": np.array([9, 70, 3]),
+    }
+    for i, (keys, queries) in enumerate(zip(*lengths.values(), strict=True)):
+        k[i, :, keys:], v[i, :, keys:], q[i, :, queries:] = np.nan, np.nan, np.nan
+    options: dict[str, Any] = {
+        "out_dtype": np.float16,
+        "causal": True,
+        "return_lse": True,
+        **lengths,
+    }
+    expected, expected_lse = attention(*map(cufa.quantize, (q, k, v)), **options)
+    q8, k8 = (cufa.quantize(on_gpu(x)) for x in (q, k))
+    for transposed in (False, True):
+        v8 = cufa.quantize(on_gpu(v), transposed=transposed)
+        assert (v8.values.get() == 0x7F).any()
+        out, lse = attention(q8, k8, v8, **options)
+        assert_agrees(out.get(), expected)
+        assert_same(lse.get(), expected_lse)
+
+
+@runs
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("ndim", [2, 3, 4])
 @exhaustive("fp8", but=lambda layout, ndim: (layout, ndim) in (("bshd", 4), ("bhsd", 2)))
@@ -211,6 +241,18 @@ def test_no_keys_and_nothing(rng: np.random.Generator) -> None:
 
 
 @runs
+def test_products_of_scales_that_float32_does_not_hold(rng: np.random.Generator) -> None:
+    """Scores are 0 then, and not NaN where keys are hidden."""
+    q, k, v = drawn(rng, "float32", (1, 2, 1, 70, 130), 64, 64)
+    arrays = q * np.float32(1e-25), k * np.float32(1e-25), v
+    options: dict[str, Any] = {"precision": "fp8", "causal": True, "return_lse": True}
+    expected, expected_lse = attention(*arrays, **options)
+    out, lse = attention(*map(on_gpu, arrays), out_dtype=np.float16, **options)
+    assert_agrees(out.get(), expected)
+    assert_same(lse.get(), expected_lse)
+
+
+@runs
 def test_the_same_bits_in_any_batch_and_again(rng: np.random.Generator) -> None:
     q, k, v = (on_gpu(x) for x in drawn(rng, "bfloat16", (3, 2, 2, 130, 200), 128, 128))
     options: dict[str, Any] = {"precision": "fp8", "causal": True, "batch_invariant": True}
@@ -225,7 +267,7 @@ def test_explain_says_the_kernel(rng: np.random.Generator, hopper: Gpu) -> None:
     for options in ({}, {"kernel": "fp8_wgmma"}):
         plan = explain(x, x, x, causal=True, precision="fp8", **options)
         assert isinstance(plan, Fp8Plan)
-        assert str(plan).startswith("fp8_wgmma<float16, 128, 128, 128, 128,")
+        assert str(plan).startswith("fp8_wgmma<float16, 128, 128, 128, 256,")
         assert plan.grid == 2
         attention(x, x, x, causal=True, precision="fp8", **options)
         assert hopper.launches[-1] == plan.variant
@@ -301,14 +343,214 @@ def test_other_gpus_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> N
             call(x8, x8, x8, out_dtype=np.float16)
 
 
-def test_sequences_in_one_array_are_refused() -> None:
+def test_sequences_that_the_kernel_cannot_take_are_refused(hopper: Gpu) -> None:
     x, offsets = ones(10, 2, 64), np.array([0, 4, 10], np.int32)
-    x8 = cufa.quantize(x, layout="thd")
-    for call in (cufa.attention_varlen, cufa.explain_varlen):
-        with pytest.raises(ValueError, match="precision: fp8_wgmma is not for sequences that foll"):
-            call(x, x, x, offsets, offsets, precision="fp8")
-        with pytest.raises(ValueError, match="precision: fp8_wgmma is not for sequences that foll"):
-            call(x8, x8, x8, offsets, offsets, out_dtype=np.float16)
+    x8 = cufa.quantize(x, layout="thd", cu_seqlens=offsets)
+    packed = cufa.quantize(x, layout="thd")
+    one = cufa.quantize(x, layout="thd", cu_seqlens=np.array([0, 10]))
+    calls: Any = cufa.attention_varlen, cufa.explain_varlen
+    for call in calls:
+        for arrays, message in (
+            ((packed, x8, x8), r"q was quantized without cu_seqlens: .*cu_seqlens=cu_seqlens_q\)"),
+            ((x8, packed, x8), r"k was quantized without cu_seqlens: .*cu_seqlens=cu_seqlens_k\)"),
+            ((x8, x8, one), "v was quantized with 1 sequences in cu_seqlens, but cu_seqlens_k has"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call(*arrays, offsets, offsets, out_dtype=np.float16)
+        bias: dict[str, Any] = {"bias": ones(1, 1, 10, 10), "max_seqlen_q": 10, "max_seqlen_k": 10}
+        with pytest.raises(ValueError, match=r"bias: fp8_wgmma has no such scores"):
+            call(x, x, x, offsets, offsets, precision="fp8", **bias)
+    assert {each.kernel for each in hopper.launches} == {"quantize"}
+
+
+VARLEN: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"causal": True},
+    "window": {"window": (70, 9)},
+    "softcap": {"softcap": 20.0, "causal": True},
+    "sinks": {"sinks": np.linspace(-1, 2, 4, dtype=np.float32), "causal": "top-left"},
+    "alibi": {"alibi_slopes": np.array([0.5, 0.1, 0.02, 0.3], np.float32)},
+    "dropout": {"dropout_p": 0.25, "seed": 3},
+    "scale": {"scale": -0.2},
+}
+OFFSETS_Q = np.array([0, 5, 5, 205, 245, 246, 390], np.int32)
+OFFSETS_K = np.array([0, 7, 10, 140, 230, 230, 431], np.int32)
+USED = np.array([7, 2, 130, 64, 0, 150], np.int32)
+attention_varlen: Any = cufa.attention_varlen
+
+
+def ragged(rng: np.random.Generator, d: int, dtype: str = "bfloat16") -> Arrays:
+    """Draw sequences of which each has its own magnitude; keys that are not in use are NaN."""
+    sizes = (390, 4), (431, 2), (431, 2)
+    q, k, v = (rng.standard_normal((*each, d), np.float32) for each in sizes)
+    for i, (n, first, end) in enumerate(zip(USED, OFFSETS_K[:-1], OFFSETS_K[1:], strict=True)):
+        v[first:end] *= 10.0 ** (i % 3)
+        k[first + n : end] = v[first + n : end] = np.nan
+    q, k, v = (x.astype(DTYPES[dtype]) for x in (q, k, v))
+    return q, k, v
+
+
+def assert_each_agrees(found: np.ndarray, expected: np.ndarray) -> None:
+    """Sequences differ in magnitude."""
+    for first, end in itertools.pairwise(OFFSETS_Q):
+        if expected[first:end].any():
+            assert_agrees(found[first:end], expected[first:end])
+        else:
+            assert not found[first:end].any()
+
+
+@runs
+@pytest.mark.parametrize("feature", VARLEN)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@exhaustive("fp8", but=lambda feature, d: (feature, d) in (("causal", 64), ("none", 256)))
+def test_varlen(rng: np.random.Generator, feature: str, d: int) -> None:
+    """Rows that no sequence has are behind the last one on the GPU: 0, or as they were."""
+    q, k, v = ragged(rng, d)
+    lengths = OFFSETS_Q, OFFSETS_K
+    options = {"precision": "fp8", "return_lse": True, **VARLEN[feature]}
+    expected, expected_lse = attention_varlen(q, k, v, *lengths, seqused_k=USED, **options)
+    more = np.full((3, 4, d), np.nan, q.dtype)
+    given = [on_gpu(x) for x in (np.concatenate([q, more]), k, v)]
+    there_lengths = [on_gpu(x) for x in lengths]
+    options = {**there(options), "seqused_k": on_gpu(USED)}
+    out, lse = attention_varlen(*given, *there_lengths, **options)
+    assert_each_agrees(out.get(), expected)
+    assert_same(lse.get()[:, :390], expected_lse)
+    assert not out.get()[390:].any()
+    assert (lse.get()[:, 390:] == -np.inf).all()
+    wide = on_gpu(np.full((393, 4, d + 1), 7, q.dtype))  # rows that are no whole chunks
+    into = wide[..., :d]
+    attention_varlen(*given, *there_lengths, out=into, **options)
+    np.testing.assert_array_equal(into.get()[:390], out.get()[:390])
+    assert (wide.get()[390:] == 7).all()
+
+
+@runs
+@pytest.mark.parametrize("how", [{}, {"granularity": "head"}, {"granularity": "tensor"}], ids=str)
+@exhaustive("fp8", but=lambda how: "granularity" not in how)
+def test_varlen_of_quantized(rng: np.random.Generator, how: dict[str, Any]) -> None:
+    q, k, v = ragged(rng, 128, "float16")
+    lengths = OFFSETS_Q, OFFSETS_K
+    eights = []
+    for xp in (np.asarray, on_gpu):
+        its: list[Any] = []
+        for x, offsets, hadamard in (
+            (q, lengths[0], True),
+            (k, lengths[1], True),
+            (v, lengths[1], False),
+        ):
+            both = {"layout": "thd", "hadamard": hadamard, "cu_seqlens": xp(offsets), **how}
+            its.append(cufa.quantize(xp(x), **both))
+        eights.append(its)
+    options: dict[str, Any] = {"out_dtype": np.float16, "causal": True}
+    expected = attention_varlen(*eights[0], *lengths, seqused_k=USED, **options)
+    found = attention_varlen(
+        *eights[1], *map(on_gpu, lengths), seqused_k=on_gpu(USED), **options
+    ).get()
+    assert_agrees(found, expected)
+    turned = cufa.quantize(
+        on_gpu(v), layout="thd", cu_seqlens=on_gpu(lengths[1]), transposed=True, **how
+    )
+    same = attention_varlen(
+        *eights[1][:2], turned, *map(on_gpu, lengths), seqused_k=on_gpu(USED), **options
+    )
+    np.testing.assert_array_equal(same.get(), found)
+
+
+@runs
+@exhaustive("fp8", but=lambda: True)
+def test_warps_that_are_not_in_step(
+    emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warp of short sequences is at the next tile while another writes the one before."""
+    one = device.named("h200")._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda _: one)
+    for emulated.seed in (1, 2):
+        queries, keys = rng.integers(1, 100, 10), rng.integers(1, 60, 10)
+        cu_q, cu_k = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (queries, keys))
+        q = rng.standard_normal((cu_q[-1], 2, 64), np.float32).astype(np.float16)
+        k = rng.standard_normal((cu_k[-1], 1, 64), np.float32).astype(np.float16)
+        options: dict[str, Any] = {"precision": "fp8", "return_lse": True}
+        for causal in (False, True):
+            expected = attention_varlen(q, k, k, cu_q, cu_k, causal=causal, **options)
+            there = [on_gpu(x) for x in (q, k, k, cu_q, cu_k)]
+            found = attention_varlen(*there, causal=causal, **options)
+            assert_agrees(found[0].get(), expected[0])
+            assert_same(found[1].get(), expected[1])
+
+
+@runs
+def test_calls_with_other_scales_are_prepared_again(rng: np.random.Generator) -> None:
+    """Shapes are the same: granularity, blocks and factors of scores are not."""
+    arrays = drawn(rng, "float16", (1, 2, 2, 100, 300), 64, 64)
+    ways: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"granularity": "head"}, {}),
+        ({"block": 256}, {"scale": 0.5}),
+        ({"granularity": "tensor"}, {"causal": True}),
+        ({}, {"scale": 0.5, "sinks": np.array([1.0, 2], np.float32)}),
+    ]
+    first: list[Any] = []
+    for repeat in range(2):
+        for i, (how, options) in enumerate(ways):
+            there = (cufa.quantize(on_gpu(x), **how) for x in arrays)
+            given = {name: on_gpu(x) if name == "sinks" else x for name, x in options.items()}
+            out = attention(*there, out_dtype=np.float16, **given).get()
+            if repeat:
+                np.testing.assert_array_equal(out, first[i])
+                continue
+            first.append(out)
+            here = (cufa.quantize(x, **how) for x in arrays)
+            assert_agrees(out, attention(*here, out_dtype=np.float32, **options))
+
+
+@runs
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d: d == 64)
+def test_offsets_that_mean_nothing_reach_nothing_outside(rng: np.random.Generator, d: int) -> None:
+    """Arrays end where memory that may be read does."""
+    q, k, v = (on_gpu(np.nan_to_num(x)) for x in ragged(rng, d))
+    wild = [on_gpu(np.array(x, np.int32)) for x in ([2**31 - 1, -5, 300, 7], [400, 9, -3, 431])]
+    for of_q, of_k in (wild, wild[::-1]):
+        attention_varlen(q, k, v, of_q, of_k, precision="fp8", causal=True, return_lse=True)
+
+
+@runs
+def test_varlen_of_nothing(rng: np.random.Generator) -> None:
+    q, k, v = (x[:10] for x in ragged(rng, 64))
+    for queries, keys in (([0, 4, 10], [0, 0, 0]), ([0, 0, 0], [0, 4, 10]), ([0], [0])):
+        given = [on_gpu(x[: n[-1]]) for x, n in ((q, queries), (k, keys), (v, keys))]
+        out, lse = attention_varlen(
+            *given, np.array(queries), np.array(keys), precision="fp8", return_lse=True
+        )
+        assert out.shape == (queries[-1], 4, 64)
+        assert not out.get().any()
+        assert (lse.get() == -np.inf).all()
+
+
+@runs
+def test_each_sequence_gives_the_bits_that_it_gives_alone(rng: np.random.Generator) -> None:
+    q, k, v = ragged(rng, 64)
+    k, v = np.nan_to_num(k), np.nan_to_num(v)
+    options: dict[str, Any] = {"precision": "fp8", "causal": True}
+    out = attention_varlen(*map(on_gpu, (q, k, v)), OFFSETS_Q, OFFSETS_K, **options).get()
+    for i in (2, 5):
+        a, b = slice(*OFFSETS_Q[i : i + 2]), slice(*OFFSETS_K[i : i + 2])
+        alone = attention(*(on_gpu(x.swapaxes(0, 1)[None]) for x in (q[a], k[b], v[b])), **options)
+        np.testing.assert_array_equal(alone.get()[0].swapaxes(0, 1), out[a])
+
+
+@runs
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_behind_a_length_changes_no_scale(rng: np.random.Generator, causal: bool) -> None:
+    q, k, v = drawn(rng, "float16", (2, 2, 1, 70, 300), 64, 64)
+    lengths = np.array([190, 300], np.int32)
+    k[0, :, 190:], v[0, :, 190:] = 6e4, -6e4
+    options: dict[str, Any] = {"precision": "fp8", "lengths_k": lengths, "causal": causal}
+    expected, _ = oracle(q[:1], k[:1, :, :190], v[:1, :, :190], causal=causal)
+    for xp in (np.asarray, on_gpu):
+        found = attention(*map(xp, (q, k, v)), **options)
+        assert_agrees((found if xp is np.asarray else found.get())[:1], expected, 0.08)
 
 
 def test_quantized_that_the_kernel_cannot_take_are_refused(hopper: Gpu) -> None:
@@ -346,6 +588,10 @@ def test_out_is_apart_from_8_bits() -> None:
     short = cufa.quantize(ones(1, 2, 50, 128))
     with pytest.raises(ValueError, match=r"out .* shares memory with k"):
         attention(short, x8, x8, out_dtype=np.float16, out=same)
+    few = cufa.quantize(ones(1, 1, 2, 1))
+    same = few.scales.view_of(few.scales.host.view(np.float16).reshape(1, 1, 2, 1))
+    with pytest.raises(ValueError, match=r"out .* shares memory with q.scales"):
+        attention(few, few, few, out_dtype=np.float16, out=same)
 
 
 def test_captures_take_no_memory_of_their_own(hopper: Gpu) -> None:

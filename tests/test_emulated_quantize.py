@@ -14,6 +14,7 @@ from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
 from cufa import device
+from cufa.api.quantize import quantized
 from cufa.quantized.transform import COLUMNS
 
 runs = pytest.mark.usefixtures("emulated")
@@ -101,3 +102,61 @@ def test_what_the_gpu_does_not_take() -> None:
     x = on_gpu(np.ones((4, 64), np.float16))
     with pytest.raises(ValueError, match="smooth must be False for CuPy arrays"):
         cufa.quantize(x, smooth=True)
+
+
+OFFSETS = ([0, 0, 7, 135, 135, 300], [0, 300], [0, 128, 256], [0, 5], [0])
+
+
+@needs_compiler
+@runs
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block": 32}, {"transposed": True}, {"granularity": "head", "transposed": True}],
+    ids=str,
+)
+def test_sequences_in_blocks_of_their_own(
+    rng: np.random.Generator, options: dict[str, Any]
+) -> None:
+    x = drawn(rng, 300, 3, 64)
+    hadamard = not options.get("transposed", False)
+    for numbers in OFFSETS:
+        offsets = np.array(numbers)
+        assert_agrees(x, layout="thd", hadamard=hadamard, cu_seqlens=offsets, **options)
+    assert_agrees(x[:0], layout="thd", cu_seqlens=np.array([0, 0, 0]), **options)
+
+
+@needs_compiler
+@runs
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_that_do_not_count_are_zeros(rng: np.random.Generator, transposed: bool) -> None:
+    """They hold numbers that would be the largest of their blocks."""
+    x = drawn(rng, 3, 2, 300, 64)
+    used = np.array([0, 130, 300], np.int32)
+    for i, n in enumerate(used):
+        x[i, :, n:] = 6e4
+    how: dict[str, Any] = {"hadamard": not transposed, "transposed": transposed}
+    found = quantized("x", on_gpu(x), used=on_gpu(used), **how)
+    expected = quantized("x", x, used=used, **how)
+    np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
+    np.testing.assert_array_equal(found.scales.get(), expected.scales)
+    assert np.abs(expected.dequantize()[1, :, 130:]).max() == 0
+    x, offsets = drawn(rng, 300, 2, 64), np.array([0, 140, 290, 300])
+    used = np.array([129, 0, 10], np.int32)
+    x[129:290] = 6e4
+    how |= {"layout": "thd"}
+    found = quantized("x", on_gpu(x), cu_seqlens=offsets, used=on_gpu(used), **how)
+    expected = quantized("x", x, cu_seqlens=offsets, used=used, **how)
+    np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
+    np.testing.assert_array_equal(found.scales.get(), expected.scales)
+    assert expected.scales.max() < 6e4 / 448
+
+
+@needs_compiler
+@runs
+@pytest.mark.parametrize("numbers", [[5, 400, -3, 200], [300, 0, 300, 0], [7, 7, 2**31 - 1, 9]])
+def test_offsets_that_mean_nothing_read_nothing_outside(
+    rng: np.random.Generator, numbers: list[int]
+) -> None:
+    x = on_gpu(drawn(rng, 300, 2, 64))
+    found = cufa.quantize(x, layout="thd", cu_seqlens=on_gpu(np.array(numbers, np.int32)))
+    assert np.isfinite(found.scales.get()).all()

@@ -14,11 +14,11 @@ import cufa
 from cufa import cli
 from cufa import device as devices
 from cufa.explorer import gradients
-from cufa.explorer.beside import Beside
 from cufa.explorer.gradients import GradientOracle, GradientsOf, variants
 from cufa.explorer.oracle import Verdict
 from cufa.explorer.result import Row
 from cufa.explorer.run import Run
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.planner.backward import backward_plan
 from cufa.planner.backward_model import flops
 from cufa.problem.problem import Problem
@@ -65,7 +65,7 @@ def test_right_is_told_from_wrong(
     call = {**values, **given, **({"seed": 0} if "dropout_p" in values else {})}
     out, lse = cufa.attention(q, k, v, return_lse=True, **call)
     right = cufa.attention_backward(dout, q, k, v, out, lse, **call)
-    oracle = GradientOracle(np, problem, (dout, q, k, v), Beside(arrays=given))
+    oracle = GradientOracle(np, problem, (dout, q, k, v), ScoreInputs(arrays=given))
     assert oracle.judge(*right).complaint is None
     for i, name in enumerate("qkv"):
         wrong = [x.copy() for x in right]
@@ -125,7 +125,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a run that has measured three tiles, one of which is wrong."""
 
     class Judge:
-        def __init__(self, xp: Any, problem: Problem, arrays: Any, beside: Beside) -> None:
+        def __init__(self, xp: Any, problem: Problem, arrays: Any, inputs: ScoreInputs) -> None:
             pass
 
         def judge(self, out: Any) -> Verdict:

@@ -17,11 +17,11 @@ from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, stage, tune
 from cufa.explorer import subject as module
-from cufa.explorer.beside import Beside
 from cufa.explorer.build import Built
 from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Duel
 from cufa.explorer.run import Progress
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
@@ -75,7 +75,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     class Stage(PlayedStage):
         def __init__(
-            self, problem: Problem, operands: None, device: Device, beside: Beside | None
+            self, problem: Problem, operands: None, device: Device, inputs: ScoreInputs | None
         ) -> None:
             if problem in world.fails:
                 raise MemoryError("out of memory")

@@ -13,7 +13,7 @@ from emulated import FOLDERS, needs_compiler
 from shared_libraries import Sources
 
 from cufa.arrays import ArrayInfo
-from cufa.features.expression.own import own
+from cufa.features.expression.tracing import trace
 from cufa.features.parts import part_named
 from cufa.problem.extras import Extras, placed
 
@@ -146,7 +146,7 @@ def of_pairs(case: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
 @pytest.fixture(scope="module")
 def of_cases() -> Any:
     """Compile all cases at once."""
-    made = {name: own(of_pairs(case)[0], None) for name, case in CASES.items()}
+    made = {name: trace(of_pairs(case)[0], None) for name, case in CASES.items()}
     parts = [found.parts[0] for found in made.values()]
     library = compiled(parts)
     return {name: (library[f"run_{i}"], found) for i, (name, found) in enumerate(made.items())}
@@ -194,7 +194,7 @@ def strided(rng: np.random.Generator, dtype: Any) -> dict[str, Any]:
 @needs_compiler
 def test_arrays_of_all_types_and_strides(rng: np.random.Generator) -> None:
     drawn = [strided(rng, dtype) for dtype in ELEMENTS]
-    made = [own(read_by(arrays), None) for arrays in drawn]
+    made = [trace(read_by(arrays), None) for arrays in drawn]
     assert len({found.parts for found in made}) == len(ELEMENTS)
     library = compiled([found.parts[0] for found in made])
     rows, columns = np.ix_(np.arange(30), np.arange(20))
@@ -209,7 +209,9 @@ def test_an_index_of_what_there_is_not() -> None:
     """The nearest is read, of any length that the array has by then."""
 
     def made(table: Any) -> Any:
-        return own(lambda s, b, h, q_idx, kv_idx: table[q_idx - kv_idx] + 100 * table[q_idx], None)
+        return trace(
+            lambda s, b, h, q_idx, kv_idx: table[q_idx - kv_idx] + 100 * table[q_idx], None
+        )
 
     table = np.arange(1, 8, dtype=np.int16)
     part = made(table).parts[0]
@@ -227,7 +229,7 @@ def test_an_index_of_what_there_is_not() -> None:
 @needs_compiler
 def test_lengths_are_those_of_each_call() -> None:
     def made(table: Any) -> Any:
-        return own(lambda s, b, h, q_idx, kv_idx: q_idx * table.shape[1] + table.shape[0], None)
+        return trace(lambda s, b, h, q_idx, kv_idx: q_idx * table.shape[1] + table.shape[0], None)
 
     part = made(np.zeros((2, 3))).parts[0]
     run = compiled([part]).run_0
@@ -244,8 +246,8 @@ def test_text_is_an_expression_or_a_body() -> None:
         "score + 0.5f * (q_idx - kv_idx) // the nearer the better",
         "if (kv_idx > 5) return -INF; const float x = h + b; return score + x + q_idx;",
     )
-    parts = [own(text, None).parts[0] for text in texts]
-    assert own(texts[0], None).parts == (parts[0],)
+    parts = [trace(text, None).parts[0] for text in texts]
+    assert trace(texts[0], None).parts == (parts[0],)
     library = compiled(parts)
     rows, columns = np.ix_(np.arange(9), np.arange(9))
     for i, expected in enumerate(

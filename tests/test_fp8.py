@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -172,10 +173,49 @@ def test_varlen(rng: np.random.Generator, smooth: bool) -> None:
     expected, expected_lse = cufa.attention_varlen(*plain, offsets, offsets, **options)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=0, atol=0.1)
     np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=1e-5)
-    if not smooth:
-        same = cufa.attention_varlen(q, k, k, offsets, offsets, precision="fp8", causal=True)
-        np.testing.assert_allclose(same, out.astype(np.float32), rtol=0, atol=0.02)
-        assert same.dtype == np.float32
+
+
+def test_precision_gives_sequences_blocks_of_their_own(rng: np.random.Generator) -> None:
+    """Nothing of a sequence reaches another: not even its scales."""
+    q, k = (rng.standard_normal((160, heads, 80), np.float32) for heads in (4, 2))
+    offsets = np.array([0, 7, 127, 160], np.int32)
+    options: dict[str, Any] = {"precision": "fp8", "causal": True, "return_lse": True}
+    out, lse = cufa.attention_varlen(q, k, k, offsets, offsets, **options)
+    assert out.dtype == np.float32
+    each: dict[str, Any] = {"layout": "thd", "cu_seqlens": offsets}
+    q8, k8 = (cufa.quantize(x, hadamard=True, **each) for x in (q, k))
+    v8 = cufa.quantize(k, **each)
+    lengths = offsets, offsets
+    same = cufa.attention_varlen(q8, k8, v8, *lengths, out_dtype="float32", causal=True)
+    assert np.array_equal(same, out)
+    for first, end in itertools.pairwise(offsets):
+        one = (x[first:end].swapaxes(0, 1)[None] for x in (q, k, k))
+        alone, its_lse = cufa.attention(*one, **options)
+        np.testing.assert_allclose(alone[0].swapaxes(0, 1), out[first:end], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(its_lse[0], lse[:, first:end], rtol=0, atol=1e-6)
+    used = np.array([7, 60, 33])
+    k[67:127] = 1e9
+    found = cufa.attention_varlen(q, k, k, offsets, offsets, seqused_k=used, **options)
+    k[67:127] = np.nan
+    same = cufa.attention_varlen(q, k, k, offsets, offsets, seqused_k=used, **options)
+    assert np.array_equal(found[0], same[0])
+
+
+def test_sequences_must_be_those_of_the_call() -> None:
+    x, offsets = np.ones((40, 2, 64), np.float16), np.array([0, 30, 40])
+    x8 = cufa.quantize(x, layout="thd", cu_seqlens=offsets)
+    with pytest.raises(ValueError, match="k was quantized with other cu_seqlens than the call's"):
+        cufa.attention_varlen(x8, x8, x8, offsets, np.array([0, 20, 40]), out_dtype=np.float16)
+
+
+def test_what_is_behind_a_length_changes_no_scale(rng: np.random.Generator) -> None:
+    q, k, v = random_inputs(rng, "float32", b=2, sq=30, sk=40, d=64)
+    options: dict[str, Any] = {"precision": "fp8", "lengths_k": np.array([40, 9])}
+    options["lengths_q"] = np.array([30, 5])
+    expected = cufa.attention(q, k, v, **options)
+    q[1, :, 5:], k[1, :, 9:], v[1, :, 9:] = 1e30, 1e30, -1e30
+    k[1, :, 20:] = np.nan
+    assert np.array_equal(cufa.attention(q, k, v, **options), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -232,6 +272,15 @@ def test_rows_without_keys_and_empty_arrays() -> None:
         assert not out.any() or sk
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 5, 64), (2, 0, 5, 64), (2, 2, 0, 64)])
+def test_empty_arrays_with_a_mean(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.float16)
+    x8, k8 = cufa.quantize(x), cufa.quantize(x, smooth=True)
+    out, lse = cufa.attention(x8, k8, x8, out_dtype=np.float32, return_lse=True)
+    assert out.shape == shape
+    assert lse.shape == shape[:-1]
+
+
 def test_explain_says_the_plan(rng: np.random.Generator) -> None:
     q, k, v = random_inputs(rng, "float16", sq=50, d=64)
     plan = cufa.explain(*quantized((q, k, v)), out_dtype=np.float16)
@@ -251,6 +300,8 @@ OUT: dict[str, Any] = {"out_dtype": np.float16}
         ((X8, X8, X8), {"out_dtype": np.float64}, TypeError, "out_dtype must be float16"),
         ((X8, X8, X8), {"out_dtype": "half an hour"}, TypeError, "out_dtype must be float16"),
         ((X8, X8, X8), {"out_dtype": np.int8}, TypeError, "out_dtype must be float16"),
+        ((X8, X8, X8), {"out_dtype": np.zeros(2)}, TypeError, "out_dtype must be float16"),
+        ((X8, X8, X8), {"out_dtype": "(2"}, TypeError, "out_dtype must be float16"),
         ((X8, X, X8), OUT, TypeError, r"k is of type ndarray, but q is Quantized.*quantize\(k\)"),
         ((X, X8, X8), {}, TypeError, "q is of type ndarray, but k is Quantized"),
         ((X, X, X8), {"precision": "fp8"}, TypeError, "q is of type ndarray, but v is"),
@@ -264,6 +315,8 @@ OUT: dict[str, Any] = {"out_dtype": np.float16}
         ((cufa.quantize(X, smooth=True), X8, X8), OUT, ValueError, "q was .* smooth=True"),
         ((X8, X8, cufa.quantize(X, smooth=True)), OUT, ValueError, "v was .* smooth=True"),
         ((X8, X8, X8), {**OUT, "layout": "bshd"}, ValueError, "q was quantized with layout='bhsd'"),
+        ((X8, X8, X8), {**OUT, "layout": "sbhd"}, ValueError, "layout must be 'bhsd', 'bshd' or"),
+        ((X8, X8, X8), {**OUT, "layout": np.zeros(2)}, TypeError, "layout must be a string"),
         ((X8, cufa.quantize(X[..., :63]), X8), OUT, ValueError, "k has shape.*head_dim 63 and 64"),
         ((X8, X8, cufa.quantize(X[:, :, :9])), OUT, ValueError, "v has shape.*seq 9 and 40"),
         ((X8, X8, X8), {**OUT, "kernel": "fa2_mma"}, ValueError, "kernel must be None"),

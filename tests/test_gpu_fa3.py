@@ -542,7 +542,7 @@ def bounded_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
         jit.module.cache_clear()
         jit._kernel.cache_clear()
-        calls._kinds.clear()
+        calls._prepared.clear()
 
     text = source.text
     bounded = functools.cache(lambda kernel: f"#define BOUNDED_WAITS\n{text(kernel)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import cufa
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
-#: Relative to the root mean square of the result: P has four bits of 8, and sums have 14.
-RMSE = 0.03
+#: Relative to the root mean square of the result: the rounding of P to four bits makes an error of
+#: 0.028 of it (in NumPy, 300 to 2049 keys), and two results that round P at other maxima differ by
+#: 0.040.
+RMSE = 0.045
 LSE_ERROR = 0.02
 
 HEAD_DIMS = [(64, 64), (96, 96), (100, 99), (128, 128), (192, 128), (192, 192), (256, 256), (40, 8)]
@@ -97,7 +100,13 @@ def test_lengths(rng: np.random.Generator, cupy: Any, d: int, dv: int, causal: b
                 k[i, :, lengths_k[i] :] = v[i, :, lengths_k[i] :] = np.nan
         expected, expected_lse = attention(q, k, v, **options, **how)
         there = {name: cupy.asarray(x, np.int32) for name, x in options.items()}
-        out, lse = attention(*map(cupy.asarray, (q, k, v)), **there, **how)
+        arrays = [cupy.asarray(x) for x in (q, k, v)]
+        out, lse = attention(*arrays, **there, **how)
+        assert_agrees(out, expected)
+        assert_same(lse, expected_lse)
+        q8, k8 = (cufa.quantize(x, hadamard=True) for x in arrays[:2])
+        in_8_bits = {**how, "precision": None, "out_dtype": q.dtype}  # NaN is in the bytes
+        out, lse = attention(q8, k8, cufa.quantize(arrays[2]), **there, **in_8_bits)
         assert_agrees(out, expected)
         assert_same(lse, expected_lse)
 
@@ -134,7 +143,7 @@ def test_quantized(rng: np.random.Generator, cupy: Any, d: int, how: Any) -> Non
         assert np.sqrt((error**2).mean()) <= most
     expected, _ = oracle(*(x8.dequantize().get() for x8 in (q8, k8, v8)))
     out = attention(q8, k8, v8, out_dtype=np.float16)
-    assert_agrees(out, expected)
+    assert_agrees(out, expected, 0.03)
     turned = cufa.quantize(cupy.asarray(arrays[2]), transposed=True, **of_v)
     same = attention(q8, k8, turned, out_dtype=np.float16)
     np.testing.assert_array_equal(same.get(), out.get())
@@ -225,3 +234,114 @@ def test_graphs(rng: np.random.Generator, cupy: Any) -> None:
     same, same_lse = attention(*arrays, precision="fp8", causal=True, return_lse=True)
     np.testing.assert_array_equal(out.get(), same.get())
     np.testing.assert_array_equal(lse.get(), same_lse.get())
+
+
+#: Queries and keys of each sequence.
+RAGGED = (
+    ((5, 0, 130, 40, 1, 200, 700), (7, 3, 130, 90, 0, 201, 900)),
+    ((333,) * 9, (128,) * 9),
+    ((1,) * 40, tuple(range(40))),
+    ((2000,), (3000,)),
+)
+attention_varlen: Any = cufa.attention_varlen
+
+
+def ragged(rng: np.random.Generator, lengths: Any, d: int, dv: int) -> tuple[Any, ...]:
+    """Draw q, k and v, of which each sequence has its own magnitude, and offsets."""
+    queries, keys = lengths
+    sizes = (sum(queries), 4, d), (sum(keys), 2, d), (sum(keys), 2, dv)
+    q, k, v = (rng.standard_normal(each, np.float32) for each in sizes)
+    v *= 10.0 ** (np.arange(len(keys)) % 3).repeat(keys)[:, None, None].astype(np.float32)
+    offsets = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in lengths)
+    return (*(x.astype(DTYPES["bfloat16"]) for x in (q, k, v)), *offsets)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"causal": True}, {"window": (70, 9)}, {"softcap": 2.0, "causal": "top-left"}),
+        *({"scale": -0.1}, {"scale": 0.0, "causal": True}, {"dropout_p": 0.25, "seed": 3}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", RAGGED, ids=lambda lengths: str(lengths)[:30])
+@pytest.mark.parametrize(("d", "dv"), HEAD_DIMS)
+def test_varlen(
+    rng: np.random.Generator, cupy: Any, d: int, dv: int, lengths: Any, options: Any
+) -> None:
+    """Rows behind the last sequence, and keys that are not in use, are NaN."""
+    q, k, v, *offsets = ragged(rng, lengths, d, dv)
+    used = np.array([n - n // 5 for n in lengths[1]], np.int32)
+    for first, end, n in zip(offsets[1][:-1], offsets[1][1:], used, strict=True):
+        k[first + n : end] = v[first + n : end] = np.nan
+    how: dict[str, Any] = {"precision": "fp8", "return_lse": True, **options}
+    expected, expected_lse = attention_varlen(q, k, v, *offsets, seqused_k=used, **how)
+    given = [np.concatenate([x, np.full_like(x[:1], np.nan)]) for x in (q, k, v)]
+    there = [cupy.asarray(x) for x in (*given, *offsets)]
+    out, lse = attention_varlen(*there, seqused_k=cupy.asarray(used), **how)
+    assert not out[len(q) :].any()
+    assert_same(lse[:, : len(q)], expected_lse)
+    found, wide = out.get()[: len(q)].astype(np.float64), expected.astype(np.float64)
+    errors = []  # relative to each sequence's magnitude
+    for first, end in itertools.pairwise(offsets[0]):
+        size = np.sqrt((wide[first:end] ** 2).mean()) if wide[first:end].any() else 1
+        errors.append((found[first:end] - wide[first:end]).ravel() / size)
+    assert np.sqrt((np.concatenate(errors) ** 2).mean()) <= RMSE
+    again = attention_varlen(*there, seqused_k=cupy.asarray(used), **how)
+    np.testing.assert_array_equal(again[0].get(), out.get())
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_varlen_of_quantized_in_a_graph(rng: np.random.Generator, cupy: Any, d: int) -> None:
+    """The graph follows offsets that change on the device."""
+    *arrays, offsets_q, offsets_k = ragged(rng, RAGGED[0], d, d)
+    there = [cupy.asarray(x) for x in (*arrays, offsets_q, offsets_k)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    held: list[cufa.Quantized] = []
+
+    def call() -> Any:
+        q, k, v, of_q, of_k = there
+        both: dict[str, Any] = {"layout": "thd", "hadamard": True}
+        held[:] = [
+            cufa.quantize(q, cu_seqlens=of_q, **both),
+            cufa.quantize(k, cu_seqlens=of_k, **both),
+            cufa.quantize(v, cu_seqlens=of_k, layout="thd", transposed=True),
+        ]
+        return attention_varlen(*held, of_q, of_k, out_dtype=np.float16, causal=True)
+
+    with stream:
+        call(), call()  # now there is memory for another one
+        held.clear()
+        stream.synchronize()
+        stream.begin_capture()
+        out = call()
+        graph = stream.end_capture()
+    offsets_q[1:-1] += 30
+    offsets_k[1:-1] += 50
+    there[3][...], there[4][...] = cupy.asarray(offsets_q), cupy.asarray(offsets_k)
+    out.fill(np.nan)
+    cupy.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    same = attention_varlen(*there, precision="fp8", out_dtype=np.float16, causal=True)
+    np.testing.assert_array_equal(out.get(), same.get())
+
+
+def test_what_is_behind_a_length_changes_no_scale(rng: np.random.Generator, cupy: Any) -> None:
+    q, k, v = random_inputs(rng, "bfloat16", b=2, hq=4, hk=2, sq=333, sk=700, d=128)
+    lengths = np.array([700, 190], np.int32)
+    how: dict[str, Any] = {"precision": "fp8", "lengths_k": cupy.asarray(lengths)}
+    k[1, :, 190:] = v[1, :, 190:] = 0
+    expected = attention(*map(cupy.asarray, (q, k, v)), **how)
+    k[1, :, 190:], v[1, :, 190:] = 1e30, -1e30
+    found = attention(*map(cupy.asarray, (q, k, v)), **how)
+    np.testing.assert_array_equal(found.get(), expected.get())
+
+
+def test_products_of_scales_that_float32_does_not_hold(rng: np.random.Generator, cupy: Any) -> None:
+    q, k, v = random_inputs(rng, "bfloat16", b=1, hq=2, sq=333, sk=300, d=128)
+    tiny = q.dtype.type(1e-25)
+    for arrays, scale in (((q * tiny, k * tiny, v), None), ((q, k, v), 0.0)):
+        how: dict[str, Any] = {"precision": "fp8", "causal": True, "scale": scale}
+        found = attention(*map(cupy.asarray, arrays), **how)
+        assert_agrees(found, attention(*arrays, **how))

@@ -340,7 +340,7 @@ def gpu(cupy: Any) -> Iterator[Device]:
     """Return the current GPU, for which nothing is compiled yet."""
 
     def forget() -> None:
-        calls._kinds.clear()
+        calls._prepared.clear()
         jit.module.cache_clear()
         jit._kernel.cache_clear()
 
@@ -359,7 +359,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
     cupy: Any, gpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = attend(cupy)
-    calls._kinds.clear()
+    calls._prepared.clear()
     jit._kernel.cache_clear()
     cubin = nvrtc.compile_variant(LARGE, gpu.arch).cubin
     cubins.store(LARGE, gpu.arch, nvrtc.version(), cubin)
@@ -371,7 +371,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
 @pytest.mark.gpu
 def test_a_kernel_of_another_architecture_is_ignored(cupy: Any, gpu: Device) -> None:
     usual = attend(cupy)
-    calls._kinds.clear()
+    calls._prepared.clear()
     jit._kernel.cache_clear()
     other = "sm_80" if gpu.compute_capability >= 90 else "sm_120"
     cubin = nvrtc.compile_variant(LARGE, other).cubin

@@ -23,7 +23,6 @@ from cufa.features.causal import Causal
 from cufa.features.window import Window
 from cufa.launch import calls, counters, loaded, prepare, scratch
 from cufa.launch.signature import Signature
-from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
@@ -416,8 +415,8 @@ def test_a_variant_that_looks_like_a_known_one(
 
 def prepares(rng: np.random.Generator, *lengths: int) -> int:
     """Make calls, and return how many of them had to be prepared."""
-    of_kind = prepare.Kind.prepare
-    with mock.patch.object(prepare.Kind, "prepare", autospec=True) as prepared:
+    of_kind = prepare.PreparedCalls.prepare
+    with mock.patch.object(prepare.PreparedCalls, "prepare", autospec=True) as prepared:
         prepared.side_effect = of_kind
         for length in lengths:
             checked(legal(rng, sq=length))
@@ -444,7 +443,7 @@ def test_tensor_maps_are_remembered(
         assert len(gpu.driver.encoded) == encoded + maps
     for sq in range(20, 40):
         checked(legal(rng, sq=sq))
-    ((known, *_),) = (kind._loaded.values() for kind in calls._kinds.values())
+    ((known, *_),) = (kind._loaded.values() for kind in calls._prepared.values())
     assert len(known._maps) == 8
     encoded = len(gpu.driver.encoded)
     checked(legal(rng, sq=5, sk=7))
@@ -460,7 +459,7 @@ def test_plain_arrays_are_prepared_like_others(
     for sq, sk in ((1, 700), (1, 7), (130, 130), (600, 300)):
         call = legal(rng, dtype=dtype, sq=sq, sk=sk)
         cufa.attention(**call, causal=causal)
-        (kind,) = calls._kinds.values()
+        (kind,) = calls._prepared.values()
         key, address = kind.latest[0], call["q"].data.ptr
         plain = kind._plain(key, address)
         other = kind._prepared(Signature.of(key), address, kind._planner)
@@ -480,12 +479,12 @@ def test_what_is_remembered_is_bounded(
     for length in (1, 2, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, *range(8, 0, -1)):
         for causal in (False, True):
             checked(legal(rng, sq=length), causal=causal)
-            assert 1 <= len(calls._kinds) <= 2
-            assert all(len(each.calls) <= 3 for each in calls._kinds.values())
-            assert all(1 <= len(each._seen) <= 5 for each in calls._kinds.values())
+            assert 1 <= len(calls._prepared) <= 2
+            assert all(len(each.calls) <= 3 for each in calls._prepared.values())
+            assert all(1 <= len(each._seen) <= 5 for each in calls._prepared.values())
     assert gpu.parsed == 2
     monkeypatch.setattr(prepare, "_SEEN", 50)
-    for each in calls._kinds.values():
+    for each in calls._prepared.values():
         each.calls.clear()
     prepares(rng, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4)
     assert prepares(rng, 2, 3, 4) == 0
@@ -619,12 +618,11 @@ def test_new_lengths_are_launched_as_in_a_first_call(
     monkeypatch.setattr(jit, "kernel", kernel)
     monkeypatch.setattr(counters.Counters, "take", lambda _: 4096)
     monkeypatch.setattr(scratch.Scratch, "take", lambda _, floats: 8192 + floats)
-    h200 = device.named("h200")
     base = Problem("bfloat16", 1, 8, 8, 1, 1, 64, 64, 0.3)._replace(**LENGTHS[kind])
     size = DTYPES[base.dtype].itemsize
 
-    def of_kind() -> prepare.Kind:
-        return prepare.Kind(base, layout, h200, 0, Planner(base, h200), NO_EXTRAS)
+    def of_kind() -> prepare.PreparedCalls:
+        return prepare.PreparedCalls(base, layout, NO_EXTRAS)
 
     def array(batch: int, heads: int, seq: int, room: int) -> tuple[Any, Any]:
         """Return shape and strides; of a cache with room, its first rows."""
@@ -632,7 +630,7 @@ def test_new_lengths_are_launched_as_in_a_first_call(
         strides = np.empty((*shape, 64), f"V{size}").strides
         return ((batch, heads, seq, 64) if layout == "bhsd" else (batch, seq, heads, 64)), strides
 
-    def launched(kind: prepare.Kind, key: Any) -> Any:
+    def launched(kind: prepare.PreparedCalls, key: Any) -> Any:
         call = kind.prepare(key, 512)
         assert call is not None
         told.clear()

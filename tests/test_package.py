@@ -154,14 +154,15 @@ def test_the_guide_says_how_far_a_nan_of_v_reaches(kernel: str) -> None:
 
 
 ROOMS = [
-    {"device", "dtypes", "arrays", "cache", "optional"},
+    {"device", "dtypes", "arrays", "disk_cache", "optional"},
     {"checks"},
     {"features"},
     {"specs", "quantized"},
     {"problem"},
     {"cpu", "planner"},
     {"compiler"},
-    {"tuned", "launch"},
+    {"tuned"},
+    {"launch"},
     {"api"},
     {"caches"},
     {"explorer"},

@@ -13,12 +13,12 @@ from cufa.compiler import source
 from cufa.features.feature import Feature
 from cufa.features.part import Parameter, Part
 from cufa.features.parts import PARTS
-from cufa.launch.params import Layout
+from cufa.launch.params import AttentionLayout
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs import decode_block
-from cufa.specs.layout import numbers_of
 from cufa.specs.params import MAPS, PARAMS
+from cufa.specs.structs import numbers_of
 from cufa.specs.variant import Variant
 
 FA2 = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1)
@@ -136,7 +136,7 @@ def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     chosen = plan_tiles(problem, device.named("h200"), variant)
     strides = ((64, 32, 16, 2), (640, 0, 160, 2), (48, -96, 16, 2), (80, 800, 8000, 2))
     variant = variant._replace(score=score)
-    layout, dtype = Layout(variant), variant.parameter
+    layout, dtype = AttentionLayout(variant), variant.parameter
     problem = problem._replace(features=(MadeUp(),))
     content = layout.filled(layout.of_plan(chosen, problem), problem, strides)
     assert layout.start == ("maps" in (dtype.names or ())) * MAPS.itemsize

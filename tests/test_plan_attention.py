@@ -170,7 +170,7 @@ def test_batch_invariant(given: Problem, gpu: device.Device, batch: int) -> None
     """Bits depend on the same choices as those of a batch of one."""
     planner = attention.Planner(given, gpu, batch_invariant=True)
     one, many = (planner(given._replace(batch=b)) for b in (1, batch))
-    assert planner.otherwise is None
+    assert planner.fallback is None
     assert many == attention.plan(given._replace(batch=batch), gpu, batch_invariant=True)
     assert one.variant == many.variant
     if isinstance(one, Plan):

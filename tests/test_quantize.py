@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -179,7 +180,44 @@ def test_numbers_of_any_size(number: float) -> None:
 def test_empty_arrays(shape: tuple[int, ...], granularity: Any) -> None:
     x8 = cufa.quantize(np.zeros(shape, np.float16), granularity=granularity, smooth=True)
     assert x8.dequantize().shape == shape
-    assert np.isfinite(x8.scales).all()
+    assert (x8.scales == 1).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_sequences_have_blocks_of_their_own(
+    rng: np.random.Generator, hadamard: bool, transposed: bool
+) -> None:
+    """Each has the numbers that it has alone, whatever the others hold."""
+    x = drawn(rng, 300, 3, 80)
+    x[135:] *= 1e6
+    offsets = np.array([0, 0, 7, 135, 135, 300])
+    how: dict[str, Any] = {"layout": "thd", "hadamard": hadamard, "block": 64}
+    x8 = cufa.quantize(x, cu_seqlens=offsets, transposed=transposed, **how)
+    assert x8.scales.shape == (1, 3, 2 * (300 // 128 + 5))
+    assert x8.shape == x.shape
+    assert "5 sequences" in repr(x8)
+    found = x8.dequantize()
+    for first, end in itertools.pairwise(offsets):
+        alone = cufa.quantize(x[first:end], **how).dequantize()
+        np.testing.assert_array_equal(found[first:end], alone)
+
+
+def test_tokens_of_no_sequence(rng: np.random.Generator) -> None:
+    x = drawn(rng, 300, 2, 64)
+    for offsets in ([0, 10, 200], [0]):
+        x8 = cufa.quantize(x, layout="thd", cu_seqlens=np.array(offsets))
+        assert not x8.dequantize()[offsets[-1] :].any()
+        assert x8.dequantize()[: offsets[-1]].all()
+    assert cufa.quantize(x[:0], layout="thd", cu_seqlens=np.array([0, 0])).dequantize().size == 0
+
+
+def test_offsets_are_those_of_the_call() -> None:
+    offsets = np.array([0, 10, 40])
+    x8 = cufa.quantize(np.ones((40, 2, 64), np.float16), layout="thd", cu_seqlens=offsets)
+    offsets[1] = 20
+    assert x8.cu_seqlens is not None
+    assert x8.cu_seqlens.tolist() == [0, 10, 40]
 
 
 def test_strides_do_not_matter(rng: np.random.Generator) -> None:
@@ -243,6 +281,19 @@ X = np.zeros((1, 2, 40, 64), np.float32)
         (X, {"smooth": 1}, TypeError, "smooth must be True or False, not int"),
         (X, {"seed": -1}, ValueError, "seed must be 0 to"),
         (X, {"seed": 1.0}, TypeError, "seed must be an integer"),
+        (X, {"cu_seqlens": np.array([0, 40])}, ValueError, "cu_seqlens: layout must be 'thd'"),
+        *(
+            (X[0], {"layout": "thd", "cu_seqlens": offsets, **more}, kind, message)
+            for offsets, more, kind, message in (
+                ([0, 2], {}, TypeError, "cu_seqlens must be a NumPy or a CuPy array"),
+                (np.array(2), {}, ValueError, r"cu_seqlens has shape \(\), but \(sequences \+ 1"),
+                (np.array([0.0, 2]), {}, TypeError, "cu_seqlens has dtype float64: integers"),
+                (np.array([1, 2]), {}, ValueError, r"cu_seqlens\[0\] is 1: it must be 0"),
+                (np.array([0, 3]), {}, ValueError, r"cu_seqlens\[-1\] is 3, but there are 2 rows"),
+                (np.array([0, 2]), {"block": 256}, ValueError, "block must be 16 to 128, not 256"),
+                (np.array([0, 2]), {"smooth": True}, ValueError, "smooth must be False, since"),
+            )
+        ),
     ],
 )
 def test_errors_name_the_argument(
@@ -263,12 +314,17 @@ def test_errors_name_the_argument(
         ({"values": np.zeros((1, 2, 40, 64), np.uint8)}, TypeError, "values has dtype uint8"),
         ({"shape": (1, 2, 40, 65)}, ValueError, r"values has .* \(1, 2, 40, 96\) is needed"),
         ({"shape": 40}, TypeError, "shape must be a tuple of sizes"),
+        ({"shape": (1, 2, 40.0, 64)}, TypeError, "shape must be a tuple of integers, not float"),
+        ({"scales": np.zeros((1, 2, 1), np.float32)}, ValueError, "scales must be positive and"),
+        ({"scales": np.full((1, 2, 1), np.nan, "f4")}, ValueError, "scales must be positive and"),
         ({"dtype": "float16"}, TypeError, "dtype must be that of float16, bfloat16, float32"),
         ({"dtype": np.dtype(np.float64)}, TypeError, "dtype must be that of"),
         ({"hadamard": "yes"}, TypeError, "hadamard must be True or False"),
         ({"seed": -3}, ValueError, "seed must be"),
         ({"layout": "thd"}, ValueError, "layout 'thd' is of 3 axes"),
         ({"mean": np.zeros((1, 2, 1), np.float32)}, ValueError, "mean has shape"),
+        ({"cu_seqlens": np.array([0, 40], np.int32)}, ValueError, "layout must be 'thd'"),
+        ({"cu_seqlens": [0, 40]}, TypeError, "cu_seqlens must be a NumPy or a CuPy array"),
     ],
 )
 def test_parts_must_fit_each_other(

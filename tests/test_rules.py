@@ -20,7 +20,7 @@ from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.features import parse
 from cufa.features.causal import Causal
-from cufa.features.expression.own import own
+from cufa.features.expression.tracing import trace
 from cufa.features.softcap import Softcap
 from cufa.features.window import Window
 from cufa.planner import rules
@@ -354,7 +354,7 @@ def test_tiles_of_a_window_fit_its_keys(head_dim: int, left: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_tiles_beside_a_map_are_within_its_own(head_dim: int, causal: bool) -> None:
     """Or made of some of them, whatever powers of two these have."""
-    (mask_mod,) = own(None, lambda b, h, i, j: i // 300 == j // 300).parts
+    (mask_mod,) = trace(None, lambda b, h, i, j: i // 300 == j // 300).parts
     shape = (2, 2048 // head_dim, 8192, head_dim)
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=causal)
     mapped = plan_tiles(problem.reading("Blocks", mask_mod), H200).variant
@@ -367,7 +367,7 @@ def test_lines_need_no_registers() -> None:
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
     tiles = []
     for score_mod in (lambda s, b, h, i, j: s - abs(i - j), lambda s, b, h, i, j: s - np.sqrt(j)):
-        found = plan_tiles(problem.reading(*own(score_mod, None).parts), H200).variant
+        found = plan_tiles(problem.reading(*trace(score_mod, None).parts), H200).variant
         tiles.append((found.bm, found.bn))
     assert tiles[0] == (192, 128)
     assert math.prod(tiles[1]) < math.prod(tiles[0])

@@ -11,7 +11,7 @@ import pytest
 
 import cufa
 from cufa.compiler import source
-from cufa.features.expression.own import own as own_of_a_call
+from cufa.features.expression.tracing import trace
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS
 from cufa.specs.variant import Variant
 
@@ -69,7 +69,7 @@ def test_every_file_is_used() -> None:
     sources = {path.stem for path in SOURCES.glob("*.cu")}
     assert sources == set(ALL)
     table = np.ones(3, np.float32)
-    own = own_of_a_call(lambda s, b, h, i, j: s + table[j], None, ("table",)).parts
+    own = trace(lambda s, b, h, i, j: s + table[j], None, ("table",)).parts
     variant = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=own)
     bundled = "\n".join((*map(source.text, sources), source.of(variant)))
     for header in SOURCES.glob("*.cuh"):

@@ -14,14 +14,14 @@ import pytest
 from cufa import device
 from cufa.compiler import source
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS, default_kernel
-from cufa.specs.arguments import NUMBERS, SWITCHES
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import PARAMS as BACKWARD_PARAMS
 from cufa.specs.backward import BackwardSpec
 from cufa.specs.fp8_wgmma import Fp8Spec, Fp8Tile
-from cufa.specs.layout import numbers_of
 from cufa.specs.params import PARAMS
 from cufa.specs.spec import Spec
+from cufa.specs.structs import numbers_of
+from cufa.specs.template_arguments import NUMBERS, SWITCHES
 from cufa.specs.variant import Variant
 
 PACKAGE = Path(source.__file__).parents[1]

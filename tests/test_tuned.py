@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_plan import devices
 from test_problem import problems
 
-from cufa import cache, device, tuned
+from cufa import device, disk_cache, tuned
 from cufa.compiler import source
 from cufa.device import Device
 from cufa.features.causal import Causal
@@ -61,7 +61,7 @@ def table_of(entries: dict[ProblemClass, Entry], **changes: Any) -> Table:
 
 
 def write_user(table: Table) -> None:
-    cache.write(tuned.user_path(H200), dump(table).encode())
+    disk_cache.write(tuned.user_path(H200), dump(table).encode())
     tuned.forget()
 
 
@@ -149,7 +149,7 @@ def test_every_problem_has_a_class(problem: Problem, gpu: Device) -> None:
 def test_table_name(name: str, expected: str) -> None:
     assert tuned.table_name(name) == expected
     path = tuned.user_path(H200._replace(name=name))
-    assert path == cache.folder() / "tuned" / f"{expected}.json"
+    assert path == disk_cache.folder() / "tuned" / f"{expected}.json"
 
 
 entries = st.dictionaries(
@@ -343,7 +343,7 @@ def test_switch(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
 
 
 def test_a_switched_off_table_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.write(tuned.user_path(H200), b"damaged")
+    disk_cache.write(tuned.user_path(H200), b"damaged")
     monkeypatch.setenv("CUFA_TUNED", "0")
     assert "default" in planned().reason
 
@@ -394,7 +394,7 @@ DAMAGED: dict[str, tuple[bytes | dict[str, Any], str]] = {
 def test_a_file_that_is_ignored_gives_one_warning(case: str) -> None:
     content, why = DAMAGED[case]
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
-    cache.write(tuned.user_path(H200), data)
+    disk_cache.write(tuned.user_path(H200), data)
     with pytest.warns(RuntimeWarning) as caught:
         chosen, again = (planned() for _ in range(2))
     (warning,) = caught
@@ -433,7 +433,7 @@ def test_a_table_that_cannot_be_read_is_none(
         def folder() -> Path:
             raise OSError("no home")
 
-        monkeypatch.setattr(cache, "folder", folder)
+        monkeypatch.setattr(disk_cache, "folder", folder)
     assert planned() == plan_tiles(PROBLEM, H200)
     with pytest.raises(OSError):  # noqa: PT011 - the system's own words
         tuned.store(H200, {CLASS: ENTRY}, "a command")

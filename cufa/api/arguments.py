@@ -12,9 +12,8 @@ from cufa.api.block_mask import with_block_mask
 from cufa.api.other_names import refuse
 from cufa.arrays import Operands
 from cufa.checks import refuse_kernel
-from cufa.cpu.own import Own as Functions
-from cufa.cpu.own import checked
-from cufa.features.expression.own import Own
+from cufa.cpu.functions import Functions, checked
+from cufa.features.expression.tracing import TracedFunctions
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
 
@@ -54,14 +53,16 @@ def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
     return decorate
 
 
-def parsed(arguments: Mapping[str, Any], mods: Own, xp: ModuleType) -> tuple[Problem, Operands]:
+def parsed(
+    arguments: Mapping[str, Any], mods: TracedFunctions, xp: ModuleType
+) -> tuple[Problem, Operands]:
     """Check the arguments that `attention` and its gradients have in common.
 
     Parameters
     ----------
     arguments : mapping
         The arguments, by name.
-    mods : Own
+    mods : TracedFunctions
         The caller's functions, traced.
     xp : module
         The module that the arrays belong to.

@@ -12,7 +12,7 @@ from cufa import device as devices
 from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.fp8 import as_8_bits
+from cufa.api.fp8 import Rows, as_8_bits
 from cufa.api.options import (
     AttentionOptions,
     Causal,
@@ -28,10 +28,9 @@ from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, Own, own
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan
@@ -292,14 +291,16 @@ def attention(
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = own(score_mod, mask_mod)
+        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
     extras = NO_EXTRAS
     read: tuple[Any, ...] = ()
-    alone = alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
-    if dropout_p or mods.parts or not alone:
+    no_arrays = (
+        alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
+    )
+    if dropout_p or mods.parts or not no_arrays:
         lengths = () if lengths_k is lengths_q is None else (lengths_k, lengths_q)
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
@@ -322,18 +323,19 @@ def attention(
     operands = operands._replace(seed=seed)
     if xp is np:
         if fp8 is not None:
-            problem, operands = fp8.applied(problem, operands)
+            rows = Rows.padded(lengths_k, lengths_q)
+            problem, operands = fp8.applied(problem, operands, rows)
         return _on_cpu(problem, operands, arguments)
     if extras.lengths:
         on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
         extras = extras._replace(lengths=tuple(on_device))
     if fp8 is not None:
-        return fp8_gpu.attention(fp8, problem, out, return_lse, layout, kernel, extras)
-    device_id = xp.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    planner = Planner(problem, device, kernel, user_table(device), batch_invariant)
-    kind = Kind(problem, layout, device, device_id, planner, extras)
-    return calls.run(q, k, v, out, return_lse, options, kind, extras)
+        rows = Rows.padded(*extras.lengths)
+        return fp8_gpu.attention(fp8, rows, problem, out, return_lse, layout, kernel, extras)
+    return calls.run(
+        *(q, k, v, out, return_lse, options, extras, problem, layout, kernel),
+        batch_invariant=batch_invariant,
+    )
 
 
 @arguments_of(attention)
@@ -380,12 +382,14 @@ def explain(
         return cpu.plan(problem)
     if fp8 is not None:
         return fp8_gpu.planned(fp8, problem, options["kernel"])
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device = devices.current()
     kernel, invariant = options["kernel"], options["batch_invariant"]
     return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 
 
-def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Problem, Operands, Any]:
+def _parsed(
+    arguments: Mapping[str, Any], mods: TracedFunctions | None = None
+) -> tuple[Problem, Operands, Any]:
     """Check the arguments of a call, by name; return also the module that its arrays belong to.
 
     `mods` are the functions if they have been traced.
@@ -394,7 +398,7 @@ def _parsed(arguments: Mapping[str, Any], mods: Own | None = None) -> tuple[Prob
     check_flag("batch_invariant", arguments["batch_invariant"])
     xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
-        mods = NOTHING if xp is np else own(arguments["score_mod"], arguments["mask_mod"])
+        mods = NOTHING if xp is np else trace(arguments["score_mod"], arguments["mask_mod"])
     return *parsed(arguments, mods, xp), xp
 
 

@@ -15,11 +15,11 @@ from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.api.other_names import names_here
 from cufa.arrays import AnyArray, Array, ArrayT, Ints, Operands, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
-from cufa.cpu import own as cpu_own
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.cpu.backward_lengths import backward_of_lengths
+from cufa.cpu.functions import differentiable
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, Own, check, read_by
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.problem.extras import arrays_of
@@ -183,7 +183,7 @@ class Call(NamedTuple):
     ndim: int
 
 
-def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Call:
+def _call_of(arguments: Mapping[str, Any], functions: TracedFunctions, xp: ModuleType) -> Call:
     problem, operands = parsed(arguments, functions, xp)
     ndim, layout = len(arguments["q"].shape), arguments["layout"]
     operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
@@ -197,7 +197,8 @@ def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Ca
 
 
 def gradients_of(
-    given: Mapping[str, Any], call_of: Callable[[Mapping[str, Any], Own, ModuleType], Call]
+    given: Mapping[str, Any],
+    call_of: Callable[[Mapping[str, Any], TracedFunctions, ModuleType], Call],
 ) -> tuple[Any, ...]:
     """Compute gradients, whatever says how long sequences are.
 
@@ -210,30 +211,30 @@ def gradients_of(
         traced functions, and the module that arrays belong to.
     """
     arguments = {**given, "out": None, "return_lse": True}
-    results = {name: given[name] for name in ("dout", "out", "lse")}
+    forward = {name: given[name] for name in ("dout", "out", "lse")}
     tensors = {name: given[name] for name in TENSORS}
     into = {f"d{name}": given[f"d{name}"] for name in TENSORS}
-    beside, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
+    score_arrays, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
     written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
-    xp = module_of_all({**tensors, **results, **written})
+    xp = module_of_all({**tensors, **forward, **written})
     if block_mask is not None:
         arguments["mask_mod"] = mask_mod_of(block_mask, given["mask_mod"])
     mods = arguments["score_mod"], arguments["mask_mod"]
     arguments["dropout_p"] = check_dropout(given["dropout_p"])
     deterministic = check_flag("deterministic", given["deterministic"])
     read = read_by_function(mods[0])
-    named = {**read, **tensors, **beside, **into}
+    named = {**read, **tensors, **score_arrays, **into}
     wrt = check_wrt(given["wrt"], named, read)
     functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
     problem, operands, lengths, shapes, view, ndim = call_of(arguments, functions, xp)
-    dout, out, lse = check_results(results, tensors["q"], shapes, xp)
-    its = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
-    inputs = {**tensors, **results, **beside, **{name: given[name] for name in lengths}}
+    dout, out, lse = check_results(forward, tensors["q"], shapes, xp)
+    results = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
+    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in lengths}}
     check_gradients(into, {**inputs, **functions.read}, xp)
-    operands = operands._replace(out=its.out)
+    operands = operands._replace(out=results.out)
     if xp is not np:
         return gradients_on_gpu(
-            *(problem, operands, its, named),
+            *(problem, operands, results, named),
             tuple(given.get(name) for name in ARRAYS),
             lengths,
             functions,
@@ -244,15 +245,15 @@ def gradients_of(
         )
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    own = cpu_own.differentiable(*mods, read.keys() & {*wrt}, tiles)
+    host_functions = differentiable(*mods, read.keys() & {*wrt}, tiles)
     for name, array in written.items():
-        own.check_apart(name, array)
-    gradients = made(wrt, named, own.is_called)
+        host_functions.check_apart(name, array)
+    gradients = made(wrt, named, host_functions.is_called)
     views = gradients.viewed(view, ndim)
     if problem.kv == "Dense":
-        on_cpu(problem, operands, its, views, own)
+        on_cpu(problem, operands, results, views, host_functions)
     else:
-        backward_of_lengths(problem, operands, its, views, lengths, own)
+        backward_of_lengths(problem, operands, results, views, lengths, host_functions)
     return returned(wrt, gradients, named)
 
 
@@ -277,14 +278,14 @@ def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradien
     """
     found: dict[str, np.ndarray] = {}
     for name in wrt:
-        array, its = given[name], given.get(f"d{name}")
+        array, target = given[name], given.get(f"d{name}")
         if name not in TENSORS:
             # One number of an array that a function reads may have as many addends as scores.
             found[name] = np.zeros(array.shape, np.float32 if name in WRT else np.float64)
-        elif its is None or apart:
+        elif target is None or apart:
             found[name] = np.empty(array.shape, array.dtype)
         else:
-            found[name] = np.asarray(its)
+            found[name] = np.asarray(target)
     read = {name: found.pop(name) for name in wrt if name not in WRT}
     return Gradients(**found, read=read)
 
@@ -295,12 +296,12 @@ def returned(
     """Return gradients as the caller wants them; arguments as in `made`."""
     found = []
     for name in wrt:
-        its = given.get(f"d{name}") if name in TENSORS else None
+        target = given.get(f"d{name}") if name in TENSORS else None
         gradient = getattr(gradients, name) if name in WRT else gradients.read[name]
-        if its is None:
+        if target is None:
             gradient = gradient.astype(given[name].dtype, copy=False)
-        elif gradient is not its:
-            its[...] = gradient
-            gradient = its
+        elif gradient is not target:
+            target[...] = gradient
+            gradient = target
         found.append(gradient)
     return tuple(found)

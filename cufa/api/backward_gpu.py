@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cufa.arrays import Array, Operands
-from cufa.features.expression.own import Own, own
+from cufa.features.expression.tracing import TracedFunctions, trace
 from cufa.launch import backward, calls
 from cufa.problem.extras import Extras
 from cufa.problem.parse_backward import TENSORS, WRT, Gradients, Results
@@ -18,7 +18,7 @@ def traced(
     score_mod: Callable[..., Any] | str | None,
     mask_mod: Callable[..., Any] | str | None,
     kernel: object,
-) -> Own:
+) -> TracedFunctions:
     """Return the functions of a call, as the kernels take them; refuse what these do not compute.
 
     Raises
@@ -30,18 +30,20 @@ def traced(
             "score_mod is C++, which cannot be differentiated: give a Python function of it"
         )
     if kernel is not None:
-        raise ValueError(f"kernel: gradients have one kernel a dtype: leave {kernel!r} out")
-    return own(score_mod, mask_mod, tuple(name for name in wrt if name not in WRT))
+        raise ValueError(
+            f"kernel: the dtype and the GPU choose that of gradients: leave {kernel!r} out"
+        )
+    return trace(score_mod, mask_mod, tuple(name for name in wrt if name not in WRT))
 
 
 def gradients_on_gpu(
     problem: Problem,
     operands: Operands,
-    its: Results,
+    results: Results,
     given: Mapping[str, Any],
     arrays: tuple[Any, ...],
     lengths: Mapping[str, Array | None],
-    mods: Own,
+    mods: TracedFunctions,
     *,
     wrt: tuple[str, ...],
     view: Callable[[Array], Array],
@@ -54,7 +56,7 @@ def gradients_on_gpu(
     ----------
     problem : Problem
     operands : Operands
-    its : Results
+    results : Results
     given : mapping
         The arrays that `wrt` may name, and dq, dk and dv: None for those that the caller has no
         place for.
@@ -62,7 +64,7 @@ def gradients_on_gpu(
         Arrays that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
     lengths : mapping
         Arrays that say how long sequences are, by argument, in order.
-    mods : Own
+    mods : TracedFunctions
         As in `traced`.
     wrt : tuple of str
     view : callable
@@ -93,5 +95,5 @@ def gradients_on_gpu(
         if name not in WRT and name not in mods.sums:  # the function only refers to it
             array.fill(0)
     tensors = backward.Tensors(operands.q, operands.k, operands.v)
-    backward.attention_backward(problem, tensors, its, views, extras, deterministic, ndim)
+    backward.attention_backward(problem, tensors, results, views, extras, deterministic, ndim)
     return tuple(found.values())

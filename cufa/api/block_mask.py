@@ -12,8 +12,8 @@ import numpy as np
 from cufa.arrays import Array, module_of
 from cufa.checks import check_devices, check_module, check_size
 from cufa.cpu import block_mask as cpu
-from cufa.cpu.own import checked
-from cufa.features.expression.own import indices_read, own
+from cufa.cpu.functions import checked
+from cufa.features.expression.tracing import indices_read, trace
 from cufa.features.user_functions import Blocks, MaskMod
 from cufa.launch import block_lists
 from cufa.launch import block_mask as launch
@@ -147,7 +147,7 @@ class BlockMask:
             if kinds.size:
                 cpu.fill(kinds, function, sizes, block)
         else:
-            traced = own(None, mask_mod)
+            traced = trace(None, mask_mod)
             if kinds.size:
                 launch.fill(kinds, traced, sizes, block)
         return cls(mask_mod, kinds, block, sizes[2], sizes[3])

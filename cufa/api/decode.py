@@ -15,7 +15,6 @@ from cufa.checks import check_flag, check_integer, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.problem.extras import Extras
 from cufa.problem.parse import restore_shape
@@ -299,16 +298,17 @@ def decode_padded(
     if xp is np:
         refuse_kernel(kernel)
         return _on_cpu(problem, operands, arguments)
-    device_id = xp.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    planner = Planner(problem, device, kernel, num_splits=num_splits)
     if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
-        planner(problem)  # a kernel that cannot be is refused all the same
+        # A kernel that cannot be is refused all the same.
+        Planner(problem, devices.current(), kernel, num_splits=num_splits)(problem)
         return _nothing(problem, arguments)
     on_device = map(calls.on_device, ("lengths", "block_table"), extras.lengths)
     extras = extras._replace(lengths=tuple(on_device))
-    kind = Kind(problem, layout, device, device_id, planner, extras, padded)
-    return calls.run(q, k_cache, v_cache, out, return_lse, options, kind, extras)
+    return calls.run(
+        *(q, k_cache, v_cache, out, return_lse, options, extras, problem, layout, kernel),
+        num_splits=num_splits,
+        padded=padded,
+    )
 
 
 def _nothing(problem: Problem, arguments: Mapping[str, Any]) -> Any:

@@ -15,9 +15,9 @@ from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.arrays import AnyArray, array_module
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
-from cufa.cpu.own import differentiable
+from cufa.cpu.functions import differentiable
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING
+from cufa.features.expression.tracing import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan
@@ -86,15 +86,15 @@ def explain_backward(
     xp = array_module(q, k, v, None)
     dropout_p = check_dropout(dropout_p)
     check_dropout_seed(seed, dropout_p)
-    beside = arrays_of(locals())
+    score_arrays = arrays_of(locals())
     read = read_by_function(score_mod)
-    wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **beside}, read)
+    wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **score_arrays}, read)
     mods = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None)
     problem, _ = parsed({**locals(), "return_lse": True}, mods, xp)
     if xp is np:
         differentiable(score_mod, mask_mod, read.keys() & {*wrt})
         return cpu.plan(problem)
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+    device = devices.current()
     sums = Gradients(
         bias=bias if "bias" in wrt else None,
         read={name: array for name, array in read.items() if name in wrt},

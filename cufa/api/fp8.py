@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,9 +13,38 @@ from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtype, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.problem.problem import Problem
+from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
 
 PRECISIONS = ("fp8",)
+
+_NONE: Mapping[str, Array] = MappingProxyType({})
+
+
+class Rows(NamedTuple):
+    """Which rows of q, k and v count, by their names.
+
+    Attributes
+    ----------
+    cu_seqlens : mapping
+        Where sequences begin that follow each other.
+    used : mapping
+        How many rows of each sequence count, the first ones; None for all.
+    """
+
+    cu_seqlens: Mapping[str, Array] = _NONE
+    used: Mapping[str, Array | None] = _NONE
+
+    @classmethod
+    def padded(cls, lengths_k: Array | None = None, lengths_q: Array | None = None) -> Rows:
+        """Return those of `attention`."""
+        return cls(used={"q": lengths_q, "k": lengths_k, "v": lengths_k})
+
+    @classmethod
+    def varlen(cls, cu_seqlens_q: Array, cu_seqlens_k: Array, seqused_k: Array | None) -> Rows:
+        """Return those of `attention_varlen`."""
+        offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
+        return cls(offsets, {"k": seqused_k, "v": seqused_k})
 
 
 def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[str, Any]]:
@@ -26,11 +57,12 @@ def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[
     layout : str
         Order of the axes, as in `quantize`.
     """
-    how = arguments["out_dtype"], arguments["precision"]
+    out_dtype, precision = arguments["out_dtype"], arguments["precision"]
     given = {name: arguments[name] for name in "qkv"}
-    if how == (None, None) and not any(isinstance(x, Quantized) for x in given.values()):
+    is_quantized = any(isinstance(x, Quantized) for x in given.values())
+    if out_dtype is precision is None and not is_quantized:
         return None, arguments
-    fp8 = Fp8(given, arguments["out"], *how, layout)
+    fp8 = Fp8(given, arguments["out"], out_dtype, precision, layout)
     return fp8, {**arguments, **fp8.like}
 
 
@@ -70,6 +102,7 @@ class Fp8:
         precision: object,
         layout: str,
     ) -> None:
+        check_order(layout)
         _check_precision(precision)
         self.given, self._layout = given, layout
         of_8_bits = [name for name, x in given.items() if isinstance(x, Quantized)]
@@ -98,8 +131,11 @@ class Fp8:
         nothing = xp.empty((), dtype)
         self.like = {name: xp.broadcast_to(nothing, x.shape) for name, x in given.items()}
 
-    def arrays(self, transposed: bool = False) -> dict[str, Quantized]:
-        """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here."""
+    def arrays(self, rows: Rows, transposed: bool = False) -> dict[str, Quantized]:
+        """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here.
+
+        What does not count of arrays that are quantised here changes no scale.
+        """
         if self.is_quantized:
             return self.given
         return {
@@ -109,23 +145,35 @@ class Fp8:
                 hadamard=name != "v",
                 transposed=transposed and name == "v",
                 layout=self._layout,
+                cu_seqlens=rows.cu_seqlens.get(name),
+                used=rows.used.get(name),
             )
             for name, x in self.given.items()
         }
 
-    def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
+    def applied(self, problem: Problem, operands: Operands, rows: Rows) -> tuple[Problem, Operands]:
         """Return a call on NumPy arrays `like` these as that of these.
+
+        Raises
+        ------
+        ValueError
+            Sequences in blocks of their own are not those of the call.
 
         Notes
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        arrays = self.arrays()
+        arrays = self.arrays(rows)
+        for name, x in arrays.items():
+            offsets = x.cu_seqlens
+            if offsets is not None and not np.array_equal(offsets, rows.cu_seqlens[name]):
+                raise ValueError(f"{name} was quantized with other cu_seqlens than the call's")
         q, k, v = (x.stored() for x in arrays.values())
         mean = arrays["k"].mean
         if mean is not None:
             batch, heads_kv, columns = mean.shape
-            product = q.reshape(batch, heads_kv, -1, columns) @ mean[..., None]
+            rows = q.shape[2] * problem.group
+            product = q.reshape(batch, heads_kv, rows, columns) @ mean[..., None]
             q = np.concatenate([q, product.reshape(*q.shape[:3], 1)], axis=3)
             k = np.concatenate([k, np.ones((*k.shape[:3], 1), np.float32)], axis=3)
         problem = problem._replace(precision="fp8", head_dim=q.shape[3])
@@ -142,7 +190,7 @@ def _check_precision(precision: object) -> None:
 def _checked_dtype(out_dtype: Any) -> np.dtype:
     try:
         dtype = np.dtype(out_dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         dtype = None
     if dtype not in [row.numpy for row in DTYPES.values()]:
         raise TypeError(f"out_dtype must be {', '.join(DTYPES)}, not {out_dtype!r}")
@@ -158,7 +206,10 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> Any:
                 f"be so; cufa.quantize({name}) makes it"
             )
         if x.layout != layout and (len(x.shape) == 4 or "thd" in (x.layout, layout)):
-            raise ValueError(f"{name} was quantized with layout={x.layout!r}, not {layout!r}")
+            raise ValueError(
+                f"{name} was quantized with layout={x.layout!r}, not {layout!r}: arrays of "
+                "attention_varlen have layout='thd', and those of attention its own"
+            )
     xp = module_of_all({name: x.values for name, x in given.items()})
     q, k, v = given.values()
     if k.transform != q.transform:

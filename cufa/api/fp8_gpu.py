@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.fp8 import Fp8
+from cufa.api.fp8 import Fp8, Rows
 from cufa.arrays import ALIGNMENT, Array, as_bhsd, padded, readable
 from cufa.checks import check_apart, check_devices
 from cufa.dtypes import DTYPES
@@ -56,6 +56,8 @@ def planned(fp8: Fp8, problem: Problem, kernel: object) -> Fp8Plan:
                 f"{name} was quantized with smooth=True: {SPEC.name} adds no mean; it takes "
                 "arrays without, and NumPy arrays run on the CPU"
             )
+        if problem.kv == "Varlen":
+            _check_sequences(name, x, problem.sequences)
         if name != "q" and x.block is not None and x.block < KEYS:
             raise ValueError(
                 f"{name} was quantized with block={x.block}: {SPEC.name} takes blocks of {KEYS} "
@@ -64,8 +66,24 @@ def planned(fp8: Fp8, problem: Problem, kernel: object) -> Fp8Plan:
     return plan
 
 
+def _check_sequences(name: str, x: Quantized, sequences: int) -> None:
+    """Refuse sequences that have no blocks of their own, or are not as many as those of a call."""
+    argument = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
+    if x.cu_seqlens is None:
+        raise ValueError(
+            f"{name} was quantized without cu_seqlens: {SPEC.name} takes sequences in blocks of "
+            f"their own; cufa.quantize({name}, layout='thd', cu_seqlens={argument}) makes them"
+        )
+    if x.cu_seqlens.size != sequences + 1:
+        raise ValueError(
+            f"{name} was quantized with {x.cu_seqlens.size - 1} sequences in cu_seqlens, but "
+            f"{argument} has {sequences}"
+        )
+
+
 def attention(
     fp8: Fp8,
+    rows: Rows,
     problem: Problem,
     out: Array | None,
     return_lse: bool,
@@ -73,22 +91,25 @@ def attention(
     kernel: object,
     extras: Extras,
 ) -> Any:
-    """Run a call of `attention` on CuPy arrays.
+    """Run a call of `attention` on CuPy arrays, or one of `attention_varlen`.
 
     Parameters
     ----------
     fp8 : Fp8
+    rows : Rows
+        Its arrays are on the device, int32 and contiguous.
     problem : Problem
         The problem of arrays `like` these.
     out, return_lse, layout, kernel
-        The caller's.
+        The caller's. With sequences that follow each other, `out` has an axis more, and `layout`
+        is "bshd".
     extras : Extras
         The extras of the call, on the device.
 
     Returns
     -------
     array, or two
-        As `attention` returns them.
+        As `attention` returns them; with sequences that follow each other, with an axis more.
 
     Raises
     ------
@@ -98,23 +119,27 @@ def attention(
     import cupy
 
     plan = planned(fp8, problem, kernel)
-    ndim = len(fp8.given["q"].shape)
+    is_ragged = problem.kv == "Varlen"
+    ndim = 4 if is_ragged else len(fp8.given["q"].shape)
     shape, lse_shape = restore_shape(problem, ndim, layout)
     if fp8.is_quantized:
         if out is not None:
-            check_apart("out", out, {name: x.values for name, x in fp8.given.items()})
+            for name, x in fp8.given.items():
+                check_apart("out", out, {name: x.values, f"{name}.scales": x.scales})
     else:
         _refuse_capture("precision", "q, k and v would be quantised: give what cufa.quantize makes")
     result = cupy.empty(shape, DTYPES[problem.dtype].numpy) if out is None else out
     lse = cupy.empty(lse_shape, np.float32) if return_lse else None
     if 0 not in shape:
         problem = problem._replace(precision="fp8")
-        operands = _operands(fp8.arrays(transposed=True), problem)
-        if problem.seq_kv == 0:
+        operands = _operands(fp8.arrays(rows, transposed=True), problem)
+        if problem.seq_kv == 0 and not is_ragged:
             problem, operands, extras = _with_hidden_key(problem, operands, extras)
         problem = problem._replace(scale=abs(problem.scale))
         view = as_bhsd(result, layout)
         into = _writable(view)
+        if into is not view and is_ragged:  # where rows that no sequence has stay as they are
+            into[...] = view
         launch.attention(plan, problem, operands, into, lse, extras, ndim)
         if into is not view:
             view[...] = into

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,9 +10,12 @@ from cufa.arrays import AnyArray, Array, module_of
 from cufa.checks import check_devices, check_dtype, check_flag, check_seed
 from cufa.cpu import quantize as cpu
 from cufa.launch import quantize as launch
+from cufa.launch.calls import on_device
+from cufa.problem.lengths import check_integers, check_offsets
 from cufa.quantized.axes import check_axes, four_axes
 from cufa.quantized.quantized import Quantized
-from cufa.quantized.scales import check_granularity
+from cufa.quantized.scales import check_granularity, check_sequences
+from cufa.quantized.sequences import laid_out
 from cufa.quantized.transposed import transposed as in_blocks
 
 Granularity = Literal["block", "head", "tensor"]
@@ -28,6 +31,7 @@ def quantize(
     smooth: bool = False,
     transposed: bool = False,
     layout: Literal["bhsd", "bshd", "thd"] = "bhsd",
+    cu_seqlens: AnyArray | None = None,
 ) -> Quantized:
     """Quantise queries, keys or values to 8-bit floating point (e4m3) with scales.
 
@@ -57,6 +61,11 @@ def quantize(
     layout : {"bhsd", "bshd", "thd"}
         Order of the axes of 4-D arrays; "thd" is of the 3-D arrays (tokens, heads, d) of
         `cufa.attention_varlen`.
+    cu_seqlens : array, shape (sequences + 1,), of integers, optional
+        Where sequences begin in an array of layout "thd", as `cufa.attention_varlen` takes it:
+        `cu_seqlens_q` for queries, and `cu_seqlens_k` for keys and values. Each sequence then has
+        blocks of its own, so that no scale is shared by two, with up to 128 rows. On a GPU
+        `attention_varlen` needs it. The array is on the host or on the device.
 
     Returns
     -------
@@ -91,7 +100,8 @@ def quantize(
     >>> bool(np.abs(k8.dequantize() - k).max() < 0.2)
     True
     """
-    return quantized("x", x, granularity, block, hadamard, seed, smooth, transposed, layout)
+    how = granularity, block, hadamard, seed, smooth, transposed, layout
+    return quantized("x", x, *how, cu_seqlens)
 
 
 def quantized(
@@ -104,8 +114,14 @@ def quantized(
     smooth: bool = False,
     transposed: bool = False,
     layout: str = "bhsd",
+    cu_seqlens: Array | None = None,
+    used: Array | None = None,
 ) -> Quantized:
-    """Do what `quantize` does; errors give the array a name."""
+    """Do what `quantize` does; errors give the array a name.
+
+    `used` says how many rows of each sequence count: the others become zeros, whatever they hold.
+    It has been checked, and is int32 on a GPU.
+    """
     xp = module_of(name, x)
     check_dtype(name, x)
     check_axes(name, x.shape, layout)
@@ -113,16 +129,33 @@ def quantized(
     check_flag("smooth", smooth)
     check_flag("transposed", transposed)
     how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
+    if cu_seqlens is not None:
+        check_sequences(layout, rows, smooth)
+        cu_seqlens = _offsets(cu_seqlens, x.shape[0], xp)
     if xp is not np:
         check_devices({name: x}, xp)
         if smooth:
             raise ValueError(f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) is none")
-        values, scales = launch.quantize(four_axes(x, layout), *how, transposed)
-        return Quantized(
-            values, scales, x.shape, x.dtype, *how, layout=layout, transposed=transposed
-        )
-    x = np.asarray(x)
-    values, scales, mean = cpu.quantize(four_axes(x, layout), *how, smooth)
-    if transposed:
-        values = in_blocks(values.view(np.uint8), np).view(values.dtype)
-    return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean, transposed)
+        four = four_axes(x, layout)
+        values, scales = launch.quantize(four, *how, transposed, cu_seqlens, used)
+        mean = None
+    else:
+        four = four_axes(np.asarray(x), layout)
+        if cu_seqlens is not None:
+            four, used = laid_out(four, cu_seqlens, used), None
+        values, scales, mean = cpu.quantize(four, *how, smooth, used)
+        if transposed:
+            values = in_blocks(values.view(np.uint8), np).view(values.dtype)
+    return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean, transposed, cu_seqlens)
+
+
+def _offsets(cu_seqlens: Any, tokens: int, xp: Any) -> Array:
+    """Return where sequences begin as an int32 array of a module."""
+    name = "cu_seqlens"
+    module_of(name, cu_seqlens)
+    if cu_seqlens.ndim != 1 or cu_seqlens.size < 1:
+        raise ValueError(f"{name} has shape {cu_seqlens.shape}, but (sequences + 1,) is needed")
+    check_integers(name, cu_seqlens, cu_seqlens.shape, xp)
+    if isinstance(cu_seqlens, np.ndarray):
+        check_offsets(name, cu_seqlens, tokens)
+    return np.array(cu_seqlens, np.int32) if xp is np else on_device(name, cu_seqlens)

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from cufa import device as devices
 from cufa.api import fp8_gpu
 from cufa.api.arguments import arguments_of, functions_on_cpu
-from cufa.api.fp8 import as_8_bits
+from cufa.api.fp8 import Rows, as_8_bits
 from cufa.api.options import (
     Causal,
     Precision,
@@ -27,16 +27,15 @@ from cufa.cpu import attention as cpu_attention
 from cufa.cpu.lengths import attention_of_lengths
 from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.own import NOTHING, own
-from cufa.features.expression.own import Own as Traced
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.prepare import Kind
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, arrays_of, parse_beside
+from cufa.problem.extras import Extras, arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_longest, parse_offsets
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem
@@ -180,8 +179,9 @@ def attention_varlen(
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     out_dtype, precision
-        As in `cufa.attention`, with arrays that were quantised with ``layout="thd"``; NumPy arrays
-        only.
+        As in `cufa.attention`. Arrays of `cufa.Quantized` were made with ``layout="thd"``, and
+        CuPy's with `cu_seqlens` that hold the numbers of `cu_seqlens_q` and `cu_seqlens_k`: others
+        give results that mean nothing.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
 
@@ -224,7 +224,7 @@ def attention_varlen(
     known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
     mods = NOTHING
     if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = own(score_mod, mask_mod)
+        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     seed = check_dropout_seed(seed, dropout_p)
@@ -254,18 +254,21 @@ def attention_varlen(
     problem, operands, lengths, xp = parsed(arguments, mods)
     if xp is np:
         if fp8 is not None:
-            problem, operands = fp8.applied(problem, operands)
+            problem, operands = fp8.applied(problem, operands, Rows.varlen(**lengths))
         return _on_cpu(problem, operands, arguments, lengths)
     if fp8 is not None:
-        fp8_gpu.planned(fp8, problem, kernel)  # which refuses sequences in one array
-    device_id = xp.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    planner = Planner(problem, device, kernel)
+        fp8_gpu.planned(fp8, problem, kernel)
     if problem.sequences == 0:
+        if fp8 is None:
+            Planner(problem, devices.current(), kernel)  # which refuses a kernel that cannot be
         return _of_no_sequence(problem, arguments, xp)
     extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
-    kind = Kind(problem, LAYOUT, device, device_id, planner, extras)
-    result = calls.run(q1, k1, v1, out1, return_lse, options, kind, extras)
+    if fp8 is None:
+        result = calls.run(q1, k1, v1, out1, return_lse, options, extras, problem, LAYOUT, kernel)
+    else:
+        rows = Rows.varlen(*extras.lengths)
+        into = None if out is None else out[None]
+        result = fp8_gpu.attention(fp8, rows, problem, into, return_lse, LAYOUT, kernel, extras)
     result = _without_batch(result, out, return_lse)
     if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
         return result
@@ -282,7 +285,7 @@ def explain_varlen(
     *,
     return_lse: bool = False,
     **options: Unpack[VarlenOptions],
-) -> Plan | DecodePlan | cpu_attention.Plan:
+) -> Plan | DecodePlan | Fp8Plan | cpu_attention.Plan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -296,7 +299,7 @@ def explain_varlen(
 
     Returns
     -------
-    cufa.planner.plan.Plan or cufa.cpu.attention.Plan
+    cufa.planner.plan.Plan, cufa.planner.fp8.Fp8Plan or cufa.cpu.attention.Plan
         As in `cufa.explain`. `expected_us`, and the tiles of a plan for NumPy arrays, are as
         if all sequences had the average length.
 
@@ -309,19 +312,19 @@ def explain_varlen(
     check_flag("return_lse", return_lse)
     fp8, arguments = as_8_bits(arguments, "thd")
     is_on_host = isinstance(arguments["q"], np.ndarray)
-    mods = NOTHING if is_on_host else own(options["score_mod"], options["mask_mod"])
+    mods = NOTHING if is_on_host else trace(options["score_mod"], options["mask_mod"])
     problem, _, _, xp = parsed(arguments, mods)
     if xp is np:
         functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
     if fp8 is not None:
-        fp8_gpu.planned(fp8, problem, options["kernel"])  # which refuses sequences in one array
-    device = devices.of_id(xp.cuda.runtime.getDevice())
+        return fp8_gpu.planned(fp8, problem, options["kernel"])
+    device = devices.current()
     return Planner(problem, device, options["kernel"]).explained(problem)
 
 
 def parsed(
-    arguments: Mapping[str, Any], mods: Traced
+    arguments: Mapping[str, Any], mods: TracedFunctions
 ) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
     """Check a call's arguments.
 
@@ -329,7 +332,7 @@ def parsed(
     ----------
     arguments : mapping
         The arguments of `attention_varlen`, by name.
-    mods : Own
+    mods : TracedFunctions
         The caller's functions, traced.
 
     Returns
@@ -374,8 +377,8 @@ def parsed(
     for name in ("bias", "mask"):
         if of_score[name] is not None and _ANY in (longest_q, longest_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
-    reads, views = parse_beside(of_score, mods, 4, problem.sizes, xp)
-    return problem.reading(*reads), operands._replace(beside=views), lengths, xp
+    reads, views = parse_score_arrays(of_score, mods, 4, problem.sizes, xp)
+    return problem.reading(*reads), operands._replace(score_arrays=views), lengths, xp
 
 
 def _longest(name: str, most: int | None) -> int:

@@ -11,7 +11,7 @@ from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.other_names import names_here
 from cufa.api.varlen import LAYOUT, parsed
 from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
-from cufa.features.expression.own import Own
+from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse_backward import TENSORS
 from cufa.specs.variant import Variant
@@ -105,7 +105,7 @@ def attention_varlen_backward(
     return gradients_of(locals(), _call_of)
 
 
-def _call_of(arguments: Mapping[str, Any], functions: Own, xp: ModuleType) -> Call:
+def _call_of(arguments: Mapping[str, Any], functions: TracedFunctions, xp: ModuleType) -> Call:
     problem, operands, lengths, _ = parsed(arguments, functions)
     (total, heads, _), head_dim_v = arguments["q"].shape, arguments["v"].shape[2]
     shapes = (total, heads, head_dim_v), (heads, total)

@@ -16,7 +16,7 @@ from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
 from cufa.launch import expand as launch_expand
 from cufa.launch import lse_mean as launch_mean
-from cufa.launch.launch import Launch, Launches
+from cufa.launch.launch import Launches, PreparedLaunch
 from cufa.launch.signature import Key, remember
 from cufa.problem.held import Held
 from cufa.problem.tokens import Tokens
@@ -86,7 +86,7 @@ class Layer:
             *(*scales, self.k_mean),
         )
         self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
-        self._launches: dict[Key | None, Launch | Launches] = {}
+        self._launches: dict[Key | None, PreparedLaunch | Launches] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
         """Check new tokens. Nothing is written.

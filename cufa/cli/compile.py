@@ -26,8 +26,8 @@ import os
 import time
 from contextlib import closing
 
-from cufa import cache
 from cufa import device as devices
+from cufa import disk_cache
 from cufa.cli import explain_backward, machine, table
 from cufa.cli.parser import (
     CommandError,
@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
             f"{counted(len(written), 'kernel')} for {arch} ({names}) written in "
             f"{wall:.1f} s; {there} there before" + (f", {len(failed)} failed" if failed else "")
         )
-        print(cache.folder() / "kernels")
+        print(disk_cache.folder() / "kernels")
     return 1 if failed else 0
 
 

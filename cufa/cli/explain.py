@@ -58,8 +58,6 @@ _OF_8_BITS = {
     **_MEANING,
     "piece": "columns of V of which P V is computed at once",
     "in_flight": "pieces that are computed at once",
-    "o_first": "whether P V is waited for in front of the exponentials",
-    "polynomials": "of eight exponentials, those on the multiply-add units",
 }
 _ALTERNATIVES = 5  # variants that are shown
 
@@ -85,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     try:
         if options.precision:
-            _print_8_bits(problem, device, plan_fp8(problem, device, options.kernel))
+            _print(problem, device, plan_fp8(problem, device, options.kernel))
             return 0
         tuned, invariant = user_table(device), options.batch_invariant
         found = Planner(problem, device, options.kernel, tuned, invariant).explained(problem)
@@ -106,54 +104,37 @@ def _check(options: argparse.Namespace) -> None:
             )
 
 
-def _print(problem: Problem, device: Device, found: Plan | DecodePlan) -> None:
-    variant = found.variant
+def _print(problem: Problem, device: Device, found: Plan | DecodePlan | Fp8Plan) -> None:
+    variant, is_8_bits = found.variant, isinstance(found, Fp8Plan)
     rows: list[tuple[object, ...]] = [
-        ("problem", problem_text(problem)),
-        ("GPU", _words(device)),
+        ("problem", problem_text(problem) + ", in 8 bits" * is_8_bits),
+        ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
         ("variant", variant),
         ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
-        *(
-            (f"  {name}", ", ".join(value) if name == "score" else value, _MEANING[name])
-            for name, value in {**variant._asdict(), "schedule": variant.named_schedule}.items()
-            if name in ("dtype", "score", "kv", *KERNELS[variant.kernel].arguments)
-            or (name == "schedule" and value)
-        ),
+        *_arguments(found),
         ("grid", f"{counted(found.grid, 'block')} for {_work(problem, found)}"),
         ("block", f"{found.block} threads"),
         ("shared memory", f"{found.smem_bytes} bytes a block"),
-        *_beside(found),
-        *_expected(found, device),
     ]
+    if not isinstance(found, Fp8Plan):
+        rows += [*_beside(found), *_expected(found, device)]
     table.pairs([*rows, ("reason", found.reason)])
 
 
-def _print_8_bits(problem: Problem, device: Device, found: Fp8Plan) -> None:
-    variant, heads = found.variant, problem.batch * problem.heads_q
-    shared = f"{counted(heads, 'head')} x {counted(found.q_tiles, 'tile')} of queries"
-    table.pairs(
-        [
-            ("problem", f"{problem_text(problem)}, in 8 bits"),
-            ("GPU", _words(device)),
-            ("variant", variant),
-            ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
-            *(
-                (f"  {name}", value, _OF_8_BITS[name])
-                for name, value in found.tile._asdict().items()
-            ),
-            ("grid", f"{counted(found.grid, 'block')} for {shared}"),
-            ("block", f"{found.block} threads"),
-            ("shared memory", f"{found.smem_bytes} bytes a block"),
-            ("reason", found.reason),
-        ]
-    )
+def _arguments(found: Plan | DecodePlan | Fp8Plan) -> Iterator[tuple[object, ...]]:
+    """Yield the template arguments, and what they mean."""
+    if isinstance(found, Fp8Plan):
+        for name, value in found.tile._asdict().items():
+            yield f"  {name}", value, _OF_8_BITS[name]
+        return
+    variant = found.variant
+    shown = "dtype", "score", "kv", *KERNELS[variant.kernel].arguments
+    for name, value in {**variant._asdict(), "schedule": variant.named_schedule}.items():
+        if name in shown or (name == "schedule" and value):
+            yield f"  {name}", ", ".join(value) if name == "score" else value, _MEANING[name]
 
 
-def _words(device: Device) -> str:
-    return f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"
-
-
-def _work(problem: Problem, found: Plan | DecodePlan) -> str:
+def _work(problem: Problem, found: Plan | DecodePlan | Fp8Plan) -> str:
     """Return what the blocks share out."""
     if isinstance(found, DecodePlan):
         shared = counted(problem.batch * problem.heads_kv, "K/V head")
@@ -161,7 +142,7 @@ def _work(problem: Problem, found: Plan | DecodePlan) -> str:
         return f"{shared} x {tiles} of the {problem.group * problem.seq_q} rows of its queries"
     heads = problem.batch * problem.heads_q
     work = counted(heads, "head")
-    if found.pack > 1:
+    if isinstance(found, Plan) and found.pack > 1:
         work = f"{counted(heads // found.pack, 'group')} of {found.pack} heads"
     return work + f" x {counted(found.q_tiles, 'tile')} of queries"
 

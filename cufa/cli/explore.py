@@ -111,7 +111,7 @@ def _space(options: argparse.Namespace, problem: Problem, device: Device) -> Spa
     """Return the variants that the options ask for, or of gradients the values of arguments."""
     named: list[Variant] = options.variant or []
     if options.backward and (named or options.kernel):
-        raise CommandError("--backward: gradients have one kernel a dtype; choose by --space")
+        raise CommandError("--backward: the dtype and the GPU choose the kernel; choose by --space")
     if named and not options.space and not options.kernel:
         return named
     axes: dict[str, list[int]] = {}

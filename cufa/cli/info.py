@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa import __version__, cache, tuned
+from cufa import __version__, disk_cache, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Parser
@@ -102,17 +102,17 @@ def _caches() -> list[tuple[str, str]]:
 
 def _own_cache() -> str:
     try:
-        folder = cache.folder()
+        folder = disk_cache.folder()
     except OSError as error:
         return f"none: {error}"
-    found = (cache.why_ignored(folder / name) for name in (".", "kernels", "tuned"))
+    found = (disk_cache.why_ignored(folder / name) for name in (".", "kernels", "tuned"))
     return "; ".join((_folder_text(folder), *dict.fromkeys(filter(None, found))))
 
 
 def _folder_text(folder: Path) -> str:
     if os.path.exists(folder) and not os.path.isdir(folder):
         return f"{folder}, which is no folder"
-    return f"{folder}, {table.size_text(cache.size_bytes(folder))}"
+    return f"{folder}, {table.size_text(disk_cache.size_bytes(folder))}"
 
 
 def _tuned_table(device: Device | None) -> list[tuple[str, str]]:

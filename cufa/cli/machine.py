@@ -7,8 +7,8 @@ import os
 import subprocess
 from typing import Any
 
-from cufa import cache, optional
 from cufa import device as devices
+from cufa import disk_cache, optional
 from cufa.cli.parser import CommandError
 from cufa.compiler import nvrtc
 from cufa.device import Device
@@ -76,11 +76,11 @@ def check_cache(name: str) -> None:
     Before the work for them.
     """
     try:
-        folder = cache.folder() / name
-        complaint = cache.why_ignored(folder.parent) or cache.why_ignored(folder)
+        folder = disk_cache.folder() / name
+        complaint = disk_cache.why_ignored(folder.parent) or disk_cache.why_ignored(folder)
         if complaint is not None:
             raise CommandError(f"what goes to the cache folder would not be used: {complaint}")
-        cache.make_folder(folder)
+        disk_cache.make_folder(folder)
     except OSError as error:
         raise CommandError(f"the cache folder cannot be written: {error}") from error
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -132,7 +132,7 @@ def add_scores(group: Any) -> None:
             )
     group.add_argument(
         "--beside",
-        type=values.beside,
+        type=values.array_dtype,
         action="append",
         metavar="NAME[:DTYPE]",
         help=f"an array: {', '.join(values.known_arrays())} (repeatable)",

@@ -68,11 +68,11 @@ def _read_arrays() -> list[Part]:
 
 
 def known_arrays() -> list[str]:
-    """Return what `beside` takes."""
+    """Return what `array_dtype` takes."""
     return [f"{part.argument}:{part.dtype}" for part in _read_arrays()]
 
 
-def beside(text: str) -> Part:
+def array_dtype(text: str) -> Part:
     """Return the part that reads an array next to q, k and v: ``sinks``, ``bias:bfloat16``."""
     name, colon, dtype = text.partition(":")
     parts = [part for part in _read_arrays() if part.argument == name and dtype in ("", part.dtype)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from cufa import cache
+from cufa import disk_cache
 from cufa.compiler import source
 from cufa.compiler.nvrtc import CUPYS_OPTIONS
 from cufa.specs.instance import Instance
@@ -26,17 +26,17 @@ def path(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> Path
     Raises
     ------
     OSError
-        As `cache.folder`.
+        As `disk_cache.folder`.
     """
     compiler = "NVRTC {}.{}".format(*nvrtc)
     key = "\0".join((source.of(variant), variant.name_expression, arch, compiler, *CUPYS_OPTIONS))
-    return cache.folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    return disk_cache.folder() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
 
 
 def find(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int]) -> bytes | None:
-    """Return a kernel that was compiled ahead of time, or None as `cache.read` does."""
+    """Return a kernel that was compiled ahead of time, or None as `disk_cache.read` does."""
     try:
-        return cache.read(path(variant, arch, nvrtc))
+        return disk_cache.read(path(variant, arch, nvrtc))
     except OSError:
         return None
 
@@ -49,5 +49,5 @@ def store(variant: Variant | Instance, arch: str, nvrtc: tuple[int, int], cubin:
     OSError
     """
     file = path(variant, arch, nvrtc)
-    cache.write(file, cubin)
+    disk_cache.write(file, cubin)
     return file

@@ -140,14 +140,14 @@ class Dependent:
         import cupy
 
         overlapping = packed(grid, block, smem_bytes)
-        alone = packed(grid, block, smem_bytes, overlap=False)
+        in_order = packed(grid, block, smem_bytes, overlap=False)
         launch, current_stream = launch_kernel(), cupy.cuda.get_current_stream
         function = self._function.ptr
 
         # `kept` holds the kernel's module, which is unloaded with its last function.
         def launched(buffer: Buffer, kept: Any = self._function) -> None:
             passed, stream = buffer.passed, current_stream()
-            passed.bytes[:] = overlapping if may_overlap(stream) else alone
+            passed.bytes[:] = overlapping if may_overlap(stream) else in_order
             passed.words[_STREAM] = stream.ptr
             error = launch(passed.config, function, passed.parameters, None)
             if error == context.INVALID:

@@ -29,16 +29,16 @@ def of(variant: Variant | Instance) -> str:
 
     They come last: the kernels are templates, which find them when they are instantiated.
     """
-    own = own_parts(variant)
-    return _bundled(variant.kernel, own) if own else text(variant.kernel)
+    parts = user_parts(variant)
+    return _bundled(variant.kernel, parts) if parts else text(variant.kernel)
 
 
-def own_parts(variant: Variant | Instance) -> str:
+def user_parts(variant: Variant | Instance) -> str:
     """Return the source of those parts of a variant's score that are a caller's own."""
     return "".join(part_named(name).source for name in variant.score if name not in PARTS)
 
 
-def _bundled(kernel: str, own: str = "") -> str:
+def _bundled(kernel: str, parts: str = "") -> str:
     folder = resources.files("cufa.kernels")
     done: set[str] = set()
 
@@ -55,7 +55,7 @@ def _bundled(kernel: str, own: str = "") -> str:
 
         return _INCLUDE.sub(include, content).replace("#pragma once\n", "\n")
 
-    return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu", own)}'
+    return f'#line 1 "{kernel}.cu"\n{expand(f"{kernel}.cu", parts)}'
 
 
 @functools.cache

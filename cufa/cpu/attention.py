@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.arrays import Operands
+from cufa.cpu.functions import NO_FUNCTIONS, Functions
 from cufa.cpu.kv import KV, Dense
-from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.query_tile import query_tile
 from cufa.cpu.score import Score
 from cufa.cpu.spans import spans
@@ -93,7 +93,7 @@ def plan(problem: Problem) -> Plan:
 
 
 def attention(
-    problem: Problem, operands: Operands, own: Own = NO_FUNCTIONS
+    problem: Problem, operands: Operands, functions: Functions = NO_FUNCTIONS
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
 
@@ -103,7 +103,7 @@ def attention(
     operands : Operands
         Views as `parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
         v (b, hk, sk, dv), and out (b, hq, sq, dv) or None. Any strides.
-    own : Own
+    functions : Functions
         The caller's functions.
 
     Returns
@@ -119,21 +119,21 @@ def attention(
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     Keys that a causal mask hides never reach a result, NaN included.
     """
-    q, k, v, out, beside, _ = operands
-    if problem.of(Dropout) and "numbers" not in beside:
-        beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
+    q, k, v, out, score_arrays, _ = operands
+    if problem.of(Dropout) and "numbers" not in score_arrays:
+        score_arrays = {**score_arrays, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
         out = np.empty((*q.shape[:3], problem.head_dim_v), q.dtype)
     lse = np.empty(out.shape[:3], np.float32)
     if lse.size == 0:
         return out, lse
-    operands, step = operands._replace(out=out, beside=beside), plan(problem)
+    operands, step = operands._replace(out=out, score_arrays=score_arrays), plan(problem)
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
         for batch in spans(0, problem.batch, step.batch):
             kv_of = partial(_dense, k[batch], v[batch], is_reused=step.rows < problem.seq_q)
-            attend(problem, step, batch, operands, lse, kv_of, own)
+            attend(problem, step, batch, operands, lse, kv_of, functions)
     return out, lse
 
 
@@ -148,19 +148,19 @@ def attend(
     operands: Operands,
     lse: np.ndarray,
     kv_of: Callable[[slice], KV],
-    own: Own = NO_FUNCTIONS,
+    functions: Functions = NO_FUNCTIONS,
 ) -> None:
     """Compute attention of some sequences, step by step; `kv_of` finds K and V of some heads."""
-    q, _, _, out, beside, seed = operands
+    q, _, _, out, score_arrays, seed = operands
     for kv in spans(0, problem.heads_kv, step.heads_kv):
         heads = slice(kv.start * step.group, kv.stop * step.group)
-        tiles, functions = kv_of(kv), own.of(batch, heads)
-        arrays = beside and of_heads(beside, batch, heads)
+        tiles, of_step = kv_of(kv), functions.of(batch, heads)
+        arrays = score_arrays and of_heads(score_arrays, batch, heads)
         for rows in spans(0, problem.seq_q, step.rows):
             part = batch, heads, rows
             sizes = q[part].shape
             stacked = sizes[0], kv.stop - kv.start, step.group * sizes[2]
-            score = Score(problem, rows, stacked, arrays, functions, seed)
+            score = Score(problem, rows, stacked, arrays, of_step, seed)
             query_tile(score, step.keys, q[part], tiles, out[part], lse[part])
 
 
@@ -170,9 +170,11 @@ def numbers(batch: int, heads: int) -> np.ndarray:
     return found
 
 
-def of_heads(beside: Mapping[str, np.ndarray], batch: slice, heads: slice) -> dict[str, np.ndarray]:
+def of_heads(
+    score_arrays: Mapping[str, np.ndarray], batch: slice, heads: slice
+) -> dict[str, np.ndarray]:
     """Return some sequences' and query heads' parts of the arrays next to q, k and v."""
     return {
         name: array[heads] if array.ndim == 1 else array[batch, heads]
-        for name, array in beside.items()
+        for name, array in score_arrays.items()
     }

@@ -13,8 +13,8 @@ import numpy as np
 
 from cufa.arrays import Operands
 from cufa.cpu.attention import numbers, of_heads, plan
+from cufa.cpu.functions import NO_FUNCTIONS, Functions
 from cufa.cpu.kv import Dense
-from cufa.cpu.own import NO_FUNCTIONS, Own
 from cufa.cpu.score import Score
 from cufa.cpu.seen import Seen, product
 from cufa.cpu.softmax import OnlineSoftmax
@@ -35,7 +35,7 @@ def attention_backward(
     operands: Operands,
     results: Results,
     into: Gradients,
-    own: Own = NO_FUNCTIONS,
+    functions: Functions = NO_FUNCTIONS,
 ) -> None:
     """Compute the gradients of attention.
 
@@ -47,16 +47,16 @@ def attention_backward(
     results : Results
     into : Gradients
         Where gradients go: those of q, k and v are written, others are added, in float32.
-    own : Own
+    functions : Functions
         The caller's functions.
 
     Notes
     -----
     FlashAttention-2 (Dao 2023, algorithm 2).
     """
-    q, k, v, _, beside, seed = operands
-    if problem.of(Dropout) and "numbers" not in beside:
-        beside = {**beside, "numbers": numbers(problem.batch, problem.heads_q)}
+    q, k, v, _, score_arrays, seed = operands
+    if problem.of(Dropout) and "numbers" not in score_arrays:
+        score_arrays = {**score_arrays, "numbers": numbers(problem.batch, problem.heads_q)}
     step = plan(problem)
     # Infinities and NaN in the inputs, and gradients too large for float16, are the caller's
     # business.
@@ -68,19 +68,19 @@ def attention_backward(
                 dQ = _Sum(into.q, of_queries)
                 sinks = None if into.sinks is None else into.sinks[heads]
                 bias = part_of(into.bias, *of_queries)
-                its = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
-                its_results = Results(*(x[of_queries] for x in results))
-                its_beside = beside and of_heads(beside, batch, heads)
+                sums = Gradients(dQ.sum, into.k, bias=bias, sinks=sinks, read=into.read)
+                part_results = Results(*(x[of_queries] for x in results))
+                part_arrays = score_arrays and of_heads(score_arrays, batch, heads)
                 tiles = [
                     _Queries(
                         problem,
                         rows,
                         q[of_queries],
-                        its_results,
-                        its_beside,
-                        own.of(batch, heads),
+                        part_results,
+                        part_arrays,
+                        functions.of(batch, heads),
                         seed,
-                        its,
+                        sums,
                     )
                     for rows in spans(0, problem.seq_q, step.rows)
                 ]
@@ -147,9 +147,9 @@ class _Queries:
     q : ndarray, (batch, heads_q, seq_q, head_dim)
     results : Results
         The results of all queries, those of other tiles too.
-    beside : mapping
+    score_arrays : mapping
         Arrays of these sequences and heads that parts of the score read, by argument.
-    own : Own
+    functions : Functions
         The caller's functions, of these sequences and heads.
     seed : int
         The seed of a dropout.
@@ -169,12 +169,12 @@ class _Queries:
         rows: slice,
         q: np.ndarray,
         results: Results,
-        beside: Mapping[str, np.ndarray],
-        own: Own,
+        score_arrays: Mapping[str, np.ndarray],
+        functions: Functions,
         seed: int,
         into: Gradients,
     ) -> None:
-        self._problem, self._rows, self._own, self._into = problem, rows, own, into
+        self._problem, self._rows, self._functions, self._into = problem, rows, functions, into
         batch, heads_q = q.shape[:2]
         # The heads of a group lie below each other, so that they share one product with K.
         self._stacked = (
@@ -186,7 +186,7 @@ class _Queries:
         none = results.lse[:, :, rows, None] == -np.inf
         if none.any():  # rows that see no key, whatever the gradient of their results is
             self._dout = np.where(none, np.zeros((), self._dout.dtype), self._dout)
-        self._score = Score(problem, rows, self._stacked, beside, own, seed)
+        self._score = Score(problem, rows, self._stacked, score_arrays, functions, seed)
         self._seen = Seen(problem, rows)
         lse = self._below(results.lse[:, :, rows, None])
         self._lse = np.where(lse == -np.inf, np.float32(0), lse)  # such a row sees no key
@@ -205,8 +205,8 @@ class _Queries:
 
     def _below(self, x: np.ndarray) -> np.ndarray:
         """Return rows of heads, with those of a group below each other, float32."""
-        its = np.asarray(x, np.float32).reshape(*self._stacked, x.shape[-1])
-        return np.ascontiguousarray(its)
+        part = np.asarray(x, np.float32).reshape(*self._stacked, x.shape[-1])
+        return np.ascontiguousarray(part)
 
     def _by_head(self, x: np.ndarray) -> np.ndarray:
         """Return the opposite: (batch, heads_q, rows, ...)."""
@@ -245,7 +245,7 @@ class _Queries:
     def _sees(self, keys: slice) -> bool:
         first, end = self._seen.by_any
         is_far = keys.stop <= first or end <= keys.start
-        return not (is_far or self._own.is_hidden(self._rows, keys))
+        return not (is_far or self._functions.is_hidden(self._rows, keys))
 
     def _scores(
         self, rQ: np.ndarray, keys: slice, tK: np.ndarray

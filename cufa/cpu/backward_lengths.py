@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cufa.arrays import Array, Operands
 from cufa.cpu.backward import attention_backward, part_of
-from cufa.cpu.own import NO_FUNCTIONS, Own
+from cufa.cpu.functions import NO_FUNCTIONS, Functions
 from cufa.cpu.runs import runs
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
@@ -18,7 +18,7 @@ def backward_of_lengths(
     results: Results,
     into: Gradients,
     lengths: Mapping[str, Array | None],
-    own: Own = NO_FUNCTIONS,
+    functions: Functions = NO_FUNCTIONS,
 ) -> None:
     """Compute the gradients of attention of each sequence's queries and keys.
 
@@ -29,7 +29,7 @@ def backward_of_lengths(
     operands, results, into
         As in `attention_backward`; for "Varlen", the first axis of all but a bias has length 1.
         Gradients of rows that no sequence has, or beyond a length, are 0.
-    own : Own
+    functions : Functions
         The caller's functions.
     """
     for gradient in into[:3]:
@@ -43,6 +43,6 @@ def backward_of_lengths(
             v=None if into.v is None else keys.of(into.v),
             bias=part_of(into.bias, run.some, slice(None), slice(queries.used), slice(keys.used)),
         )
-        one, its = run.call(problem, operands)
+        one, of_call = run.call(problem, operands)
         given = Results(*map(queries.of, results))
-        attention_backward(one, its, given, of_run, own.beginning_with(run.some.start))
+        attention_backward(one, of_call, given, of_run, functions.beginning_with(run.some.start))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.cpu.own import Function, Own
+from cufa.cpu.functions import Function, Functions
 from cufa.cpu.spans import spans
 
 _PAIRS = 1 << 22  # that are looked at together
@@ -28,10 +28,10 @@ def fill(
     batch, heads, seq_q, seq_kv = sizes
     queries, keys = block
     columns = max(1, _PAIRS // (batch * heads * queries * keys))
-    own = Own(mask_mod=mask_mod, batch=slice(0, batch), heads=slice(0, heads))
+    functions = Functions(mask_mod=mask_mod, batch=slice(0, batch), heads=slice(0, heads))
     for row, of_queries in enumerate(spans(0, seq_q, queries)):
         for of_keys in spans(0, seq_kv, columns * keys):
-            seen = own.seen(of_queries, of_keys)
+            seen = functions.seen(of_queries, of_keys)
             assert seen is not None
             starts = np.arange(0, seen.shape[3], keys)
             some = np.logical_or.reduceat(seen.any(axis=2), starts, axis=2)

@@ -32,11 +32,14 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     -----
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
-    p, (q, k_cache, v_cache, lengths, table, out, beside, scales) = problem, operands
+    p, (q, k_cache, v_cache, lengths, table, out, score_arrays, scales) = problem, operands
     if p.kv_dtype == E4M3.name:
         k_cache, v_cache = k_cache.view(E4M3), v_cache.view(E4M3)  # of uint8
     of_scales = tuple(scale[..., None] for scale in scales)
-    call, lse = Operands(q, k_cache, v_cache, out, beside), np.empty(out.shape[:3], np.float32)
+    call, lse = (
+        Operands(q, k_cache, v_cache, out, score_arrays),
+        np.empty(out.shape[:3], np.float32),
+    )
     if lse.size == 0:
         return lse
     with np.errstate(all="ignore"):  # as in `attention`

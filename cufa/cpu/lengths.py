@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.arrays import Array, Operands
 from cufa.cpu.attention import attention
-from cufa.cpu.own import NO_FUNCTIONS, Own
+from cufa.cpu.functions import NO_FUNCTIONS, Functions
 from cufa.cpu.runs import runs
 from cufa.problem.problem import Problem
 
@@ -17,7 +17,7 @@ def attention_of_lengths(
     problem: Problem,
     operands: Operands,
     lengths: Mapping[str, Array | None],
-    own: Own = NO_FUNCTIONS,
+    functions: Functions = NO_FUNCTIONS,
 ) -> np.ndarray:
     """Compute attention of each sequence's queries and keys; the result goes to `out`.
 
@@ -27,7 +27,7 @@ def attention_of_lengths(
         As in `cufa.cpu.runs.runs`.
     operands : Operands
         For "Varlen", their first axis has length 1.
-    own : Own
+    functions : Functions
         The caller's functions.
 
     Returns
@@ -39,6 +39,8 @@ def attention_of_lengths(
     if lengths.get("lengths_q") is not None:  # which leave rows out
         operands.out[...], lse[...] = 0, -np.inf
     for run in runs(problem, lengths):
-        _, of_run = attention(*run.call(problem, operands), own.beginning_with(run.some.start))
+        _, of_run = attention(
+            *run.call(problem, operands), functions.beginning_with(run.some.start)
+        )
         run.queries.of(lse)[...] = of_run
     return lse

@@ -13,7 +13,13 @@ _LEAST = np.finfo(np.float32).tiny
 
 
 def quantize(
-    x: np.ndarray, granularity: str, block: int | None, hadamard: bool, seed: int, smooth: bool
+    x: np.ndarray,
+    granularity: str,
+    block: int | None,
+    hadamard: bool,
+    seed: int,
+    smooth: bool,
+    used: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return bytes, scales and what was taken off rows, as `cufa.Quantized` holds them.
 
@@ -23,11 +29,13 @@ def quantize(
         float16, bfloat16 or float32; of any strides.
     granularity, block, hadamard, seed, smooth
         As in `cufa.quantize`, checked.
+    used : ndarray, (batch,), optional
+        How many rows of each sequence count; the others are zeros.
     """
     batch, heads, seq, head_dim = x.shape
     columns = columns_of(head_dim)
     values = np.empty((batch, heads, seq, columns), E4M3)
-    scales = np.empty(shape_of_scales(granularity, block, x.shape), np.float32)
+    scales = np.ones(shape_of_scales(granularity, block, x.shape), np.float32)
     mean = np.zeros((batch, heads, columns), np.float32) if smooth else None
     each_head = list(np.ndindex(batch, heads)) if seq else []
     rows_of_scale = block or seq
@@ -35,7 +43,8 @@ def quantize(
     def prepared(i: tuple[int, ...]) -> np.ndarray:
         """Return the rows of a head, transformed if they are to be."""
         rows = np.zeros((seq, columns), np.float32)
-        rows[:, :head_dim] = x[i]
+        n = seq if used is None else int(used[i[0]])
+        rows[:n, :head_dim] = x[i][:n]
         if mean is not None:
             its = _mean(rows)
             rows -= its

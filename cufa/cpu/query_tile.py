@@ -125,7 +125,7 @@ class _Tile:
         if self._is_fp8:
             tiles.reverse()  # the first keys often weigh most: others would lose bits next to them
         for keys in tiles:
-            if score.own.is_hidden(score.rows, keys):
+            if score.functions.is_hidden(score.rows, keys):
                 continue
             tK, tV = self._kv.tiles(keys)
             shape = (*self._stacked, keys.stop - keys.start)

@@ -33,8 +33,8 @@ class Rows(NamedTuple):
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """View (1, heads, rows, ...) as (sequences, heads, used, ...)."""
-        its = x[0, :, self.first : self.first + self.sequences * self.length]
-        by_sequence = its.reshape(len(its), self.sequences, self.length, *its.shape[2:])
+        rows = x[0, :, self.first : self.first + self.sequences * self.length]
+        by_sequence = rows.reshape(len(rows), self.sequences, self.length, *rows.shape[2:])
         return by_sequence.swapaxes(0, 1)[:, :, : self.used]
 
 
@@ -67,10 +67,10 @@ class Run(NamedTuple):
         """Return the call of these sequences, from the problem and the operands of all."""
         q, out = (self.queries.of(x) for x in (operands.q, operands.out))
         k, v = (self.keys.of(x) for x in (operands.k, operands.v))
-        beside = dict(operands.beside)
+        score_arrays = dict(operands.score_arrays)
         if problem.of(Dropout):
-            beside["numbers"] = numbers(problem.sequences or problem.batch, problem.heads_q)
-        of_run = {name: x if x.ndim == 1 else x[self.some] for name, x in beside.items()}
+            score_arrays["numbers"] = numbers(problem.sequences or problem.batch, problem.heads_q)
+        of_run = {name: x if x.ndim == 1 else x[self.some] for name, x in score_arrays.items()}
         one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
         return one, Operands(q, k, v, out, of_run, operands.seed)
 

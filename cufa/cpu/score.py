@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cufa.cpu.own import Own
+from cufa.cpu.functions import Functions
 from cufa.features.dropout import Dropout
 from cufa.features.feature import Feature, Tile
 from cufa.features.sinks import Sinks
@@ -24,16 +24,16 @@ class Score:
     stacked : tuple of int
         Sequences, K/V heads, and rows of all heads of a group: the shape of their scores, but for
         the keys.
-    beside : mapping
+    score_arrays : mapping
         Arrays of these sequences and query heads, by argument, with all axes of their parts.
-    own : Own
+    functions : Functions
         The caller's functions, of these sequences and query heads.
     seed : int
         The seed of a dropout.
 
     Attributes
     ----------
-    problem, rows, stacked, own
+    problem, rows, stacked, functions
         As given.
     is_more_than_scaled : bool
         Whether `apply` is to be called, which brings scores to natural units.
@@ -44,18 +44,18 @@ class Score:
         problem: Problem,
         rows: slice,
         stacked: tuple[int, int, int],
-        beside: Mapping[str, np.ndarray],
-        own: Own,
+        score_arrays: Mapping[str, np.ndarray],
+        functions: Functions,
         seed: int,
     ) -> None:
-        self.problem, self.rows, self.stacked, self.own = problem, rows, stacked, own
+        self.problem, self.rows, self.stacked, self.functions = problem, rows, stacked, functions
         diagonal = problem.seq_kv - problem.seq_q
-        self._all = Tile(rows, slice(0, 0), stacked, diagonal, beside, seed)
+        self._all = Tile(rows, slice(0, 0), stacked, diagonal, score_arrays, seed)
         features = problem.features
         self._hiding = [f for f in features if type(f).hidden is not Feature.hidden]
         self._dropping = [f for f in features if type(f).drop is not Feature.drop]
         changes = any(feature.CHANGES for feature in features)
-        self.is_more_than_scaled = changes or own.score_mod is not None
+        self.is_more_than_scaled = changes or functions.score_mod is not None
 
     def _tile(self, keys: slice) -> Tile:
         return self._all._replace(keys=keys)
@@ -67,7 +67,7 @@ class Score:
             scale = feature.apply(rS, scale, tile)
         if scale != 1:
             rS *= scale
-        self.own.apply(self._by_head(rS), self.rows, keys)
+        self.functions.apply(self._by_head(rS), self.rows, keys)
 
     def slopes(
         self, rS: np.ndarray, scale: np.floating, keys: slice
@@ -81,17 +81,17 @@ class Score:
         if scale != 1:
             rS *= scale
         by_head = self._by_head(rS)
-        if self.own.score_mod is not None:
-            if self.own.partials:
+        if self.functions.score_mod is not None:
+            if self.functions.partials:
                 self._before = by_head.copy()
-            slope = self.own.slope(by_head, self.rows, keys)
+            slope = self.functions.slope(by_head, self.rows, keys)
             found.append(("score_mod", None if slope is None else slope.reshape(rS.shape)))
-            self.own.apply(by_head, self.rows, keys)
+            self.functions.apply(by_head, self.rows, keys)
         return found
 
     def gather(self, rdS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
         """Add gradients of arrays that `score_mod` reads, from that of the scores of `slopes`."""
-        self.own.gather(self._by_head(rdS), self._before, self.rows, keys, into)
+        self.functions.gather(self._by_head(rdS), self._before, self.rows, keys, into)
 
     def _by_head(self, rS: np.ndarray) -> np.ndarray:
         """Return scores with an axis of query heads."""
@@ -102,10 +102,10 @@ class Score:
         """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
         hidden: np.ndarray | None = None
         for feature in self._hiding:
-            its = feature.hidden(self._tile(keys))
-            if its is not None:
-                hidden = its if hidden is None else hidden | its
-        seen = self.own.seen(self.rows, keys)
+            more = feature.hidden(self._tile(keys))
+            if more is not None:
+                hidden = more if hidden is None else hidden | more
+        seen = self.functions.seen(self.rows, keys)
         if seen is None:
             return hidden
         by_function = ~seen.reshape(*self.stacked, seen.shape[-1])

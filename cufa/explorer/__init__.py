@@ -18,15 +18,15 @@ from cufa.api.other_names import names_here
 from cufa.arrays import Array, Operands, array_module
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
-from cufa.explorer.beside import Beside
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.gradients import variants as gradient_variants
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.space import Space, checked_kernels, checked_space, variants
 from cufa.explorer.subject import Subject
-from cufa.features.expression.own import own
+from cufa.features.expression.tracing import trace
 from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import arrays_of
 from cufa.problem.problem import Problem, checked
@@ -137,11 +137,11 @@ def explore(
     check_options(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
-        problem, operands, beside = _of_problem(q, options), None, None
+        problem, operands, inputs = _of_problem(q, options), None, None
     else:
         options.pop("k", None)
         options.pop("v", None)
-        problem, operands, beside = _of_arrays((q, k, v), options, timed)
+        problem, operands, inputs = _of_arrays((q, k, v), options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     check_flag("backward", backward)
@@ -155,7 +155,7 @@ def explore(
     try:
         run.build(chosen)
         if timed:
-            run.measure(operands, beside)
+            run.measure(operands, inputs)
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
@@ -195,16 +195,16 @@ def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:
 
 def _of_arrays(
     arrays: tuple[Any, Any, Any], options: dict[str, Any], timed: bool
-) -> tuple[Problem, Operands, Beside]:
+) -> tuple[Problem, Operands, ScoreInputs]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
     arguments = {**_DEFAULTS, **options}
     if arguments["block_mask"] is not None:
         arguments["mask_mod"] = mask_mod_of(arguments["block_mask"], arguments["mask_mod"])
     functions = {name: arguments[name] for name in ("score_mod", "mask_mod")}
-    beside = Beside(
+    inputs = ScoreInputs(
         ndim=np.ndim(arrays[0]),
         arrays={name: x for name, x in arrays_of(arguments).items() if x is not None},
-        own=own(**functions),
+        traced=trace(**functions),
         **functions,
         block_mask=arguments["block_mask"],
         seed=check_seed(options.get("seed", 0)),
@@ -213,11 +213,11 @@ def _of_arrays(
     xp = array_module(*arrays)
     if timed:
         xp = optional.cupy()
-        beside = beside.on(xp)
+        inputs = inputs.on(xp)
         arrays = tuple(map(xp.asarray, arrays))
-    arguments |= {**dict(zip("qkv", arrays, strict=True)), **beside.arrays}
-    arguments["block_mask"] = beside.block_mask
-    return *parsed(arguments, beside.own, xp), beside
+    arguments |= {**dict(zip("qkv", arrays, strict=True)), **inputs.arrays}
+    arguments["block_mask"] = inputs.block_mask
+    return *parsed(arguments, inputs.traced, xp), inputs
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

@@ -13,10 +13,10 @@ from cufa.api.attention import attention
 from cufa.arrays import Array, Operands
 from cufa.device import Device
 from cufa.explorer import work
-from cufa.explorer.beside import Beside
 from cufa.explorer.clock import Call
 from cufa.explorer.formula import rounding_noise, scores_of, softmax
 from cufa.explorer.oracle import CHUNK_BYTES, Verdict, is_finite, product, sampled_heads
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.stage import Stage
 from cufa.explorer.subject import Judge, Subject
 from cufa.features.dropout import Dropout, kept
@@ -96,14 +96,14 @@ class GradientsOf(Subject):
         """Return the planner's choice."""
         return planned(self.problem, self.device)
 
-    def stage(self, operands: Operands | None, beside: Beside | None) -> Stage:
+    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
         """Return the problem on the current GPU."""
-        return GradientStage(self.problem, operands, self.device, beside)
+        return GradientStage(self.problem, operands, self.device, inputs)
 
     def judge(self, stage: Stage) -> Judge:
         """Return the judge of results of a stage."""
         assert isinstance(stage, GradientStage)
-        return GradientOracle(stage.xp, self.problem, stage.arrays, stage.beside)
+        return GradientOracle(stage.xp, self.problem, stage.arrays, stage.inputs)
 
     def flops(self) -> float:
         """Return the operations of the five products."""
@@ -124,18 +124,22 @@ class GradientStage(Stage):
     """
 
     def __init__(
-        self, problem: Problem, operands: Operands | None, device: Device, beside: Beside | None
+        self,
+        problem: Problem,
+        operands: Operands | None,
+        device: Device,
+        inputs: ScoreInputs | None,
     ) -> None:
-        super().__init__(problem, operands, device, beside)
+        super().__init__(problem, operands, device, inputs)
         q, k, v, out = self.operands[:4]
         dout = normal(self.xp, out.shape, out.dtype, seed=3)
         self.arrays = dout, q, k, v
         dropout = problem.of(Dropout)
         self._extras = Extras(
-            tuple(self.beside.arrays.get(name) for name in ARRAYS),
-            seed=None if dropout is None else self.beside.seed,
+            tuple(self.inputs.arrays.get(name) for name in ARRAYS),
+            seed=None if dropout is None else self.inputs.seed,
         )
-        options = {**problem.asked, **self.beside.arrays, "scale": problem.scale}
+        options = {**problem.asked, **self.inputs.arrays, "scale": problem.scale}
         options["seed"] = self._extras.seed
         given, lse = attention(q, k, v, return_lse=True, **options)
         self._asked = problem
@@ -170,14 +174,14 @@ class GradientOracle:
     problem : Problem
     arrays : tuple of array
         dout, q, k and v, (batch, heads, seq, head_dim).
-    beside : Beside
+    inputs : ScoreInputs
         Arrays next to these; it has no functions.
     """
 
     def __init__(
-        self, xp: Any, problem: Problem, arrays: tuple[Array, ...], beside: Beside
+        self, xp: Any, problem: Problem, arrays: tuple[Array, ...], inputs: ScoreInputs
     ) -> None:
-        self._xp, self._problem, self._beside = xp, problem, beside
+        self._xp, self._problem, self._inputs = xp, problem, inputs
         self._heads = sampled_heads(problem.batch, problem.heads_kv, 2)
         dtype = arrays[1].dtype
 
@@ -187,9 +191,9 @@ class GradientOracle:
         self._right: list[tuple[Array, ...]] = []
         bounds = []
         for b, h in self._heads:
-            its = self._of_heads(arrays, b, h)
-            exact = self._differentiated(b, h, [x.astype(np.float64) for x in its], lambda x: x)
-            naive = self._differentiated(b, h, its, rounded)
+            part = self._of_heads(arrays, b, h)
+            exact = self._differentiated(b, h, [x.astype(np.float64) for x in part], lambda x: x)
+            naive = self._differentiated(b, h, part, rounded)
             self._right.append(exact)
             bounds.append([self._bound(*pair, rounded) for pair in zip(exact, naive, strict=True)])
         self._bounds = [max(each) for each in zip(*bounds, strict=True)]
@@ -198,8 +202,8 @@ class GradientOracle:
         """Compare dq, dk and dv, which are contiguous."""
         xp, errors = self._xp, [0.0, 0.0, 0.0]
         for (b, h), exact in zip(self._heads, self._right, strict=True):
-            its = self._of_heads((results[0], *results), b, h)[1:]
-            for i, (found, right) in enumerate(zip(its, exact, strict=True)):
+            part = self._of_heads((results[0], *results), b, h)[1:]
+            for i, (found, right) in enumerate(zip(part, exact, strict=True)):
                 errors[i] = max(errors[i], float(xp.abs(found - right).max()))
         for name, array, error, bound in zip(TENSORS, results, errors, self._bounds, strict=True):
             if not is_finite(xp, array):
@@ -268,12 +272,12 @@ class GradientOracle:
     def _scores(self, b: int, h: int, rows: slice, products: Array) -> Array:
         xp, p = self._xp, self._problem
         score = p.asked
-        for name, array in self._beside.arrays.items():
+        for name, array in self._inputs.arrays.items():
             if name == "sinks":
                 continue
-            its = all_axes(name, array, self._beside.ndim, p.sizes, xp)
-            kind = its.dtype if its.dtype in (np.bool_, np.uint8) else products.dtype
-            score[name] = self._of_head(its, b, h) if its.ndim < 3 else its[b, h, rows].astype(kind)
+            x = all_axes(name, array, self._inputs.ndim, p.sizes, xp)
+            kind = x.dtype if x.dtype in (np.bool_, np.uint8) else products.dtype
+            score[name] = self._of_head(x, b, h) if x.ndim < 3 else x[b, h, rows].astype(kind)
         at = Places(
             b,
             h,
@@ -287,7 +291,7 @@ class GradientOracle:
         return array[h] if array.ndim == 1 else array[b, h]
 
     def _sink(self, b: int, h: int, dtype: Any) -> Array | None:
-        sinks = self._beside.arrays.get("sinks")
+        sinks = self._inputs.arrays.get("sinks")
         return None if sinks is None else self._of_head(sinks, b, h).astype(dtype)
 
     def _keep(self, b: int, h: int, rows: slice) -> Any:
@@ -297,4 +301,4 @@ class GradientOracle:
             return 1
         at = xp.asarray([b]), xp.asarray([h]), xp.arange(rows.start, rows.stop)
         keys = slice(0, self._problem.seq_kv)
-        return kept(dropout.p, self._beside.seed, *at, keys, xp)[0, 0] / dropout.keep
+        return kept(dropout.p, self._inputs.seed, *at, keys, xp)[0, 0] / dropout.keep

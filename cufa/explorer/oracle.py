@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.explorer.beside import NOTHING_BESIDE, Beside
 from cufa.explorer.formula import attend, rounding_noise
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.features.dropout import Dropout, kept
 from cufa.features.feature import Places
 from cufa.problem.extras import all_axes
@@ -72,14 +72,14 @@ class Oracle:
     """
 
     def __init__(
-        self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, beside: Beside = NOTHING_BESIDE
+        self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, inputs: ScoreInputs
     ) -> None:
-        self._xp, self._problem, self._beside = xp, problem, beside
+        self._xp, self._problem, self._inputs = xp, problem, inputs
         self._heads = sampled_heads(problem.batch, problem.heads_q)
         self._rows = sampled_rows(problem.seq_q, len(self._heads))
         self._arrays = {
-            name: self._of_rows(all_axes(name, array, beside.ndim, problem.sizes, xp))
-            for name, array in beside.arrays.items()
+            name: self._of_rows(all_axes(name, array, inputs.ndim, problem.sizes, xp))
+            for name, array in inputs.arrays.items()
         }
         self._reference, self._bound = self._expected(q, k, v)
 
@@ -169,15 +169,15 @@ class Oracle:
             sinks=sinks,
             keep=self._keep(part),
             scale=p.scale,
-            score_mod=self._beside.score_mod,
-            mask_mod=self._beside.mask_mod,
+            score_mod=self._inputs.score_mod,
+            mask_mod=self._inputs.mask_mod,
             **score,
         )
         return out
 
     def _keep(self, part: slice) -> Array | None:
         """Return the factors of the weights under dropout, (pairs, rows, keys); None without."""
-        xp, p, seed = self._xp, self._problem, self._beside.seed
+        xp, p, seed = self._xp, self._problem, self._inputs.seed
         dropout = p.of(Dropout)
         if dropout is None:
             return None

@@ -14,13 +14,13 @@ from cufa.checks import check_integer
 from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer import build
-from cufa.explorer.beside import Beside
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.knockout import knock_out
 from cufa.explorer.oracle import same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.subject import Judge, Subject
 from cufa.explorer.work import shortest_s
 from cufa.specs.variant import Variant
@@ -102,14 +102,14 @@ class Run:
             if cubin:
                 self._cubins[variant] = cubin
 
-    def measure(self, operands: Operands | None, beside: Beside | None = None) -> None:
+    def measure(self, operands: Operands | None, inputs: ScoreInputs | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
-        `operands` are 4-D CuPy arrays, and `beside` holds others; None for random ones. ValueError
+        `operands` are 4-D CuPy arrays, and `inputs` holds others; None for random ones. ValueError
         where the former hold values that are not finite.
         """
         if self._cubins:
-            stage = self.subject.stage(operands, beside)
+            stage = self.subject.stage(operands, inputs)
             self._race(stage, self._check(stage))
 
     def _check(self, stage: Stage) -> dict[Variant, Call]:

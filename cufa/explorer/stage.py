@@ -11,12 +11,12 @@ from cufa.arrays import Operands, as_readable, padded
 from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
-from cufa.explorer.beside import Beside, drawn
 from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.race import Duel, duel
+from cufa.explorer.score_inputs import ScoreInputs, drawn
 from cufa.explorer.work import memory_bound
 from cufa.features.random_arrays import normal
-from cufa.launch.loaded import Loaded
+from cufa.launch.loaded import LoadedKernel
 from cufa.planner.plan import plan_tiles
 from cufa.problem.extras import placed
 from cufa.problem.problem import Problem
@@ -35,7 +35,7 @@ class Stage:
         4-D CuPy arrays, used as they are where the kernels take them; None for random ones.
     device : Device
         The current GPU.
-    beside : Beside, optional
+    inputs : ScoreInputs, optional
         CuPy arrays, too; by default random ones.
 
     Attributes
@@ -46,7 +46,7 @@ class Stage:
         Exceptions of the GPU and its driver.
     operands : Operands
         Q, K and V as the caller gave them, and the result.
-    beside : Beside
+    inputs : ScoreInputs
     results, repeated : tuple of array
         The arrays that a call writes, and those that have the same bits in each call.
     """
@@ -56,7 +56,7 @@ class Stage:
         problem: Problem,
         operands: Operands | None,
         device: Device,
-        beside: Beside | None = None,
+        inputs: ScoreInputs | None = None,
     ) -> None:
         import cupy
 
@@ -67,7 +67,7 @@ class Stage:
             MemoryError,
         )
         self._device = device
-        self.beside = drawn(problem, cupy) if beside is None else beside
+        self.inputs = drawn(problem, cupy) if inputs is None else inputs
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
         b, hq, hk = problem.batch, problem.heads_q, problem.heads_kv
         sq, sk, d, dv = problem.seq_q, problem.seq_kv, problem.head_dim, problem.head_dim_v
@@ -97,17 +97,17 @@ class Stage:
         """
         chosen = plan_tiles(self._problem, self._device, variant)
         function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
-        extras = self.beside.extras
-        loaded = Loaded(variant, function, self.xp.cuda.runtime.getDevice(), extras)
+        extras = self.inputs.extras
+        loaded = LoadedKernel(variant, function, self.xp.cuda.runtime.getDevice(), extras)
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
         q, k, v, out = (x.data.ptr for x in self._taken)
-        numbers = placed(self._problem.reads, self.beside.ndim, self._problem.sizes, extras)
-        run = loaded.launch(chosen, self._problem, shapes, strides, q, numbers, extras)
+        numbers = placed(self._problem.reads, self.inputs.ndim, self._problem.sizes, extras)
+        run = loaded.prepared(chosen, self._problem, shapes, strides, q, numbers, extras)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)
-        addresses = self.beside.addresses(self._problem, variant)
-        beside = (workspace.data.ptr,) if chosen.workspace_floats else addresses
-        return lambda: run(q, k, v, out, 0, *beside)
+        addresses = self.inputs.addresses(self._problem, variant)
+        inputs = (workspace.data.ptr,) if chosen.workspace_floats else addresses
+        return lambda: run(q, k, v, out, 0, *inputs)
 
     def run(self, call: Call) -> None:
         """Make one call over a result full of NaN, wait for it, and raise what went wrong."""

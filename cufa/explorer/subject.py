@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cufa.arrays import Operands
 from cufa.device import Device
 from cufa.explorer import build
-from cufa.explorer.beside import Beside
 from cufa.explorer.oracle import Oracle, Verdict
+from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.work import flops, nbytes
 from cufa.planner.plan import plan_tiles
 from cufa.planner.rules import times
@@ -63,15 +63,15 @@ class Subject:
                 return plan_tiles(self.problem, self.device, kernel, table).variant
         return usual
 
-    def stage(self, operands: Operands | None, beside: Beside | None) -> Stage:
+    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
         """Return the problem on the current GPU, with arrays as in `Run.measure`."""
         from cufa.explorer.stage import Stage
 
-        return Stage(self.problem, operands, self.device, beside)
+        return Stage(self.problem, operands, self.device, inputs)
 
     def judge(self, stage: Stage) -> Judge:
         """Return the judge of results of a stage."""
-        return Oracle(stage.xp, self.problem, *stage.operands[:3], stage.beside)
+        return Oracle(stage.xp, self.problem, *stage.operands[:3], stage.inputs)
 
     def flops(self) -> float:
         """Return the operations of a call."""

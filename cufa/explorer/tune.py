@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from cufa import device as devices
 from cufa import tuned
 from cufa.device import Device
-from cufa.explorer.beside import DRAWN
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
+from cufa.explorer.score_inputs import DRAWN
 from cufa.explorer.space import Space, checked_kernels, variants
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.subject import Subject

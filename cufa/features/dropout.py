@@ -99,8 +99,8 @@ class Dropout(Value):
         """Set the dropped weights of a tile to 0."""
         queries = np.arange(tile.rows.start, tile.rows.stop)
         for i, of_sequence in enumerate(tile.arrays["numbers"]):
-            its = of_sequence[:1, 0], of_sequence[:, 1]
-            keeps = kept(self.p, tile.seed, *its, queries, tile.keys, np)
+            numbers = of_sequence[:1, 0], of_sequence[:, 1]
+            keeps = kept(self.p, tile.seed, *numbers, queries, tile.keys, np)
             rP[i] *= keeps.reshape(rP[i].shape)
 
     @classmethod

@@ -73,8 +73,8 @@ class Softcap(Value):
         """Return the bound in log2 units, its reciprocal, and the numbers of its curve."""
         c = self.c * math.log2(math.e)
         found = {"softcap_log2": c, "softcap_inverse": 1 / c}
-        its = curve(call.scale, self.c)._asdict().items()
-        return found | {f"softcap_{name}": number for name, number in its}
+        numbers = curve(call.scale, self.c)._asdict().items()
+        return found | {f"softcap_{name}": number for name, number in numbers}
 
     def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
         """Bound the scores of a tile."""

@@ -15,28 +15,49 @@ struct Scales {
 };
 
 // (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. V is stored as
-// VTile8 says.
+// VTile8 says. Where sequences follow each other, in O, each has blocks of its own in Q, K and V:
+// see cufa/quantized/sequences.py.
 template <class WAY>
 struct Quantized : WAY {
+    static constexpr int ROWS = 128;  // of a block
     Scales scales_q, scales_k, scales_v;
+
+    // The sequence with its first rows in Q and in K.
+    template <class Arguments>
+    static __device__ Sequence sequence(const Arguments& p, int batch, int q0) {
+        Sequence found = WAY::sequence(p, batch, q0);
+        if constexpr (WAY::RAGGED) {
+            found.first_q = (found.first_q / ROWS + batch) * ROWS;
+            found.first_k = (found.first_k / ROWS + batch) * ROWS;
+        }
+        return found;
+    }
+    // The same with its first row in O.
+    template <class Arguments>
+    static __device__ Sequence sequence_of_result(const Arguments& p, int batch) {
+        return WAY::sequence(p, batch, 0);
+    }
 };
 
-// V of up to 128 keys as wgmma needs it: a row is a column of V, with K, the keys, along it. In
-// memory each 128 keys are such a tile of 128-byte rows. Within 16 keys the order is that in which
-// a thread holds P, which so is an operand as it is: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. TMA
-// and the swizzle take two bytes as one element.
+// V of half a block of 128 keys, of one or two, as wgmma needs it: a row is a column of V, with K,
+// the keys, along it. In memory each 128 keys are such a tile of 128-byte rows. Within 16 keys the
+// order is that in which a thread holds P, which so is an operand as it is: 0 1 8 9, 2 3 10 11, 4 5
+// 12 13, 6 7 14 15. TMA and the swizzle take two bytes as one element.
 template <int HEAD_DIM, int BN>
 struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
     using Tile = WgmmaTile<HEAD_DIM, BN / 2>;
     static constexpr int KEYS = 128;
-    static_assert(BN == KEYS || BN == KEYS / 2, "a tile is a whole or half of a block");
+    static_assert(BN % KEYS == 0 || BN == KEYS / 2, "a tile is blocks, or half of one");
 
     static __device__ void load(uint32_t tile, int, const TensorMap& map, uint32_t bar, int key,
                                 int head, int batch, unsigned long long policy) {
         // Far behind the keys, the number of the row may wrap to a negative one, where there are no
         // rows, either.
         const unsigned row = static_cast<unsigned>(key / KEYS) * HEAD_DIM;
-        tma_load(tile, map, bar, key % KEYS / 2, 0, static_cast<int>(row), head, batch, policy);
+#pragma unroll
+        for (int i = 0; i < BN; i += KEYS)
+            tma_load(tile + i / KEYS * Tile::PANEL_BYTES, map, bar, key % KEYS / 2, 0,
+                     static_cast<int>(row + i / KEYS * HEAD_DIM), head, batch, policy);
     }
     // Zeroes the keys of a chunk of 16 from `keys` on.
     static __device__ void keep(uint32_t chunk, int keys) {
@@ -66,19 +87,16 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
 
 // Two bytes count as one element of fa3_wgmma's tiles. O does not leave through shared memory.
 template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_, int PIECE_,
-          int IN_FLIGHT_, bool PING_PONG_, bool O_FIRST_, int POLYNOMIALS_, class SCORE_, class KV_>
+          int IN_FLIGHT_, bool PING_PONG_, class SCORE_, class KV_>
 struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
                         Plain, SCORE_, KV_> {
     using OUT = OUT_;
     using VTile = VTile8<HEAD_DIM_V_, BN_>;
     static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
-    // O += P V is computed in pieces of PIECE columns, IN_FLIGHT pieces at once.
+    // O += P V is computed in pieces of PIECE columns, for a block of keys each; IN_FLIGHT at once.
     static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
-    // Whether P V is waited for in front of the exponentials.
-    static constexpr bool O_FIRST = O_FIRST_;
-    // Pairs of columns, of eight exponentials, that are computed on the multiply-add units.
-    static constexpr int POLYNOMIALS = POLYNOMIALS_;
-    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= PIECES, "whole pieces");
+    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= 2, "whole pieces");
+    static_assert(IN_FLIGHT <= PIECES * (BN_ > VTile::KEYS ? BN_ / VTile::KEYS : 1));
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
     static_assert(Config8::ACROSS, "Q needs two slots");
 

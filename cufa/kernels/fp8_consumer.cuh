@@ -4,6 +4,7 @@
 #include "fa3_place.cuh"
 #include "fp8_config.cuh"
 #include "fp8_softmax.cuh"
+#include "rescore_sm90.cuh"
 
 template <class C>
 struct Consumer8 {
@@ -13,6 +14,10 @@ struct Consumer8 {
     using KTile = typename C::KTile;
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN, NT = BN / 8, PIECE = C::PIECE, IN_FLIGHT = C::IN_FLIGHT;
+    // Blocks of keys, which have scales of their own. A piece of columns of P V of a block is a
+    // unit.
+    static constexpr int BLOCK = BN < VTile::KEYS ? BN : VTile::KEYS, BLOCKS = BN / BLOCK;
+    static constexpr int UNITS = C::PIECES * BLOCKS;
 
     // Whether the first scores of a row tell about the others, and need no code of their own that
     // would be there twice.
@@ -24,14 +29,14 @@ struct Consumer8 {
     const Turns<C::CONSUMERS, C::PING_PONG> turns;
     const uint32_t operand_q, operand_k, operand_v;
     Place<C> here;
-    Softmax8<C::POLYNOMIALS> softmax;
+    Softmax8 softmax;
     float rS[1][NT][4];                      // S, then P
     uint32_t rP[BN / 32][4];                 // P as the operand of P V
-    float rPart[IN_FLIGHT][PIECE / 8][4];    // P V of one tile of keys, by wgmma
-    float rO[1][C::HEAD_DIM_V / 8][4] = {};  // their sum, in float32
+    float rO[1][C::HEAD_DIM_V / 8][4] = {};  // P V, in float32
     float divisor[1][2];                     // of O, at the end of a tile
     int kv_head;                             // of all batches
-    float scale_q[2], scale_k, scale_v, scale_v_next;
+    int first_key = 0;                       // of the sequence, among scales
+    float scale_q[2], scale_k[BLOCKS], scale_v[BLOCKS];
 
     __device__ Consumer8(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
         : p(p),
@@ -43,96 +48,107 @@ struct Consumer8 {
           operand_v(VTile::operand(smem.base + C::V)),
           here(p, smem, consumer) {}
 
+    // The products of a step are P V of a tile of keys and S of the next. They are queued at the
+    // consumer's turn: while they run, the others compute P. After a tile's last keys come the next
+    // tile's first.
     __device__ void run() {
         take_up();
+        turns.wait();
         queue_s();
         turns.pass();
-        wgmma_wait<0>();
-        if (here.more) release_k(), exponentiate();
-        scale_v = scale_v_next;
         while (here.more) {
+            wgmma_wait<0>();
+            exponentiate();
             pack_p();
-            while (here.has_next_keys()) step<false>();
-            step<true>();
+            while (true) {
+                release_k();
+                const uint32_t present = here.n++;
+                const int end = here.keys_of_tile();
+                turns.wait();
+                smem.ring_v.wait(present);
+                if constexpr (KV::TAILS) clear_tail(present, end);
+                add_o(present);
+                smem.ring_v.release(present);
+                if (!here.has_next_keys()) break;
+                --here.j, here.visit = here.ahead;
+                queue_s();
+                turns.pass();
+                here.look_ahead();
+                wgmma_wait<0>();
+                if (next_p()) softmax.rescale(rO);
+            }
+            take_up();
+            queue_s();
+            turns.pass();
+            conclude();
+            store();
         }
+        wgmma_wait<0>();
     }
 
  private:
-    // S = Q K^T of the next keys and O += P V of the present ones are queued, and P of the next
-    // computed under them. After a tile's last keys come the next tile's first.
-    template <bool LAST>
-    __device__ void step() {
-        const uint32_t present = here.n++;  // keys
-        const int end = here.keys_of_tile();
-        if constexpr (LAST)
-            take_up();
-        else
-            --here.j, here.visit = here.ahead;
-        queue_s();
-        smem.ring_v.wait(present);
-        if constexpr (KV::TAILS) clear_tail(present, end);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; ++i) queue_o(present, i);
-        turns.pass();
-        if constexpr (!LAST) here.look_ahead();
-
-        // P = exp(S - m)
-        if constexpr (LAST) conclude();
-        wgmma_wait<IN_FLIGHT>();
-        bool moved = false;
-        float factor[2] = {scale_v, scale_v};  // of P V
-        if (C::O_FIRST) fold(present, factor);
-        if constexpr (LAST) {
-            if (here.more) release_k(), exponentiate();
-        } else {
-            if constexpr (UNCHECKED)
-                moved = exponentiate_unchecked();
-            else
-                moved = exponentiate();
-            release_k();
-        }
-
-        // O follows m, or is written. The branch keeps the exponentials in front of the wait for
-        // P V: else the compiler puts them behind it.
-        if (!LAST && moved) {
-            softmax.rescale(rO);
-            factor[0] *= softmax.alpha[0][0], factor[1] *= softmax.alpha[0][1];
-        }
-        if (!C::O_FIRST) fold(present, factor);
-        smem.ring_v.release(present);
-        scale_v = scale_v_next;
-        if constexpr (LAST)
-            store();
-        else
-            pack_p();
-    }
-
-    // Queues S = Q K^T, when it is this consumer's turn, and asks for the scales of its keys. If no
-    // row tile is left, the product reads what is there, and nobody looks at the result.
+    // Queues S = Q K^T, and asks for the scales of its keys. If no row tile is left, the product
+    // reads what is there, and nobody looks at the result.
     __device__ void queue_s() {
         if (here.more) {
-            const int key = here.key_tile() * BN;
-            scale_k = load_early(p.scales_k.of(kv_head, key));
-            scale_v_next = load_early(p.scales_v.of(kv_head, key));
+            load_scales();
+            smem.ring_k.wait(here.n);
         }
-        turns.wait();
-        if (here.more) smem.ring_k.wait(here.n);
         wgmma_fence();
         queue_product<float8, QTile, KTile>(
             rS[0], operand_q + smem.ring_q.slot(here.round) * (C::SLOT_BYTES >> 4),
             operand_k + smem.ring_k.slot(here.n) * (KTile::bytes >> 4));
         wgmma_commit();
     }
-    // Queues the i-th piece of P V.
-    __device__ void queue_o(uint32_t present, int i) {
-        const uint32_t tile = operand_v + smem.ring_v.slot(present) * (VTile::bytes >> 4);
+    // A block that begins behind the last key has none: it takes those of the tile's first.
+    __device__ void load_scales() {
+        const int key = here.key_tile() * BN;
+        int keys = p.seq_kv;
+        if constexpr (BLOCKS > 1 && KV::TAILS) keys = here.work().sequence.seq_kv;
 #pragma unroll
-        for (int k = 0; k < BN / 32; ++k)
-            Wgmma<float8, PIECE>::rs(rPart[i % IN_FLIGHT], rP[k],
-                                     VTile::columns(VTile::template piece<PIECE>(tile, i), k),
-                                     k > 0);
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int first = first_key + key + (key + b * BLOCK < keys ? b * BLOCK : 0);
+            scale_k[b] = load_early(p.scales_k.of(kv_head, first));
+            scale_v[b] = load_early(p.scales_v.of(kv_head, first));
+        }
+    }
+    // Adds P V up in float32: the sums of wgmma have too few bits for more than a block of keys.
+    // They take the registers of S. Units that have not been queued yet are, as soon as registers
+    // for them are free.
+    using Parts = float[IN_FLIGHT][PIECE / 8][4];
+    __device__ void add_o(uint32_t present) {
+        Parts parts;
+        wgmma_fence();
+#pragma unroll
+        for (int u = 0; u < IN_FLIGHT; ++u) queue_o(parts, present, u);
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            wait_for(UNITS - 1 - u);
+#pragma unroll
+            for (int e = 0; e < PIECE / 2; ++e) {
+                float& o = rO[0][u % C::PIECES * PIECE / 8 + e / 4][e % 4];
+                o = fmaf(parts[u % IN_FLIGHT][e / 4][e % 4], scale_v[u / C::PIECES], o);
+            }
+            if (u + IN_FLIGHT < UNITS) wgmma_fence(), queue_o(parts, present, u + IN_FLIGHT);
+        }
+    }
+    // Queues the u-th unit.
+    __device__ void queue_o(Parts& parts, uint32_t present, int u) {
+        const uint32_t tile = operand_v + smem.ring_v.slot(present) * (VTile::bytes >> 4);
+        const uint32_t piece = VTile::template piece<PIECE>(tile, u % C::PIECES);
+#pragma unroll
+        for (int i = 0; i < BLOCK / 32; ++i) {
+            const int k = u / C::PIECES * (BLOCK / 32) + i;
+            Wgmma<float8, PIECE>::rs(parts[u % IN_FLIGHT], rP[k], VTile::columns(piece, k), i > 0);
+        }
         wgmma_commit();
+    }
+    // Waits for the unit that `units` later ones follow.
+    static __device__ void wait_for(int units) {
+        if (units >= IN_FLIGHT - 1)
+            wgmma_wait<IN_FLIGHT - 1>();
+        else
+            wgmma_wait<0>();
     }
     // Zeroes the keys of V from `end` on: memory behind a sequence may hold NaN, and 0 times NaN is
     // NaN. Each consumer writes all of them; the others write the same.
@@ -149,30 +165,6 @@ struct Consumer8 {
         fence_proxy_async();
         named_barrier_sync(8 + consumer, 128);
     }
-    // Adds P V up in float32: the sums of wgmma have too few bits for more than a tile of keys.
-    // Pieces that have not been queued yet are, as soon as registers for them are free.
-    __device__ void fold(uint32_t present, const float (&factor)[2]) {
-#pragma unroll
-        for (int i = 0; i < C::PIECES; ++i) {
-            wait_for(C::PIECES - 1 - i);
-#pragma unroll
-            for (int e = 0; e < PIECE / 2; ++e) {
-                float& o = rO[0][i * PIECE / 8 + e / 4][e % 4];
-                o = fmaf(rPart[i % IN_FLIGHT][e / 4][e % 4], factor[e / 2 % 2], o);
-            }
-            if (i + IN_FLIGHT < C::PIECES) wgmma_fence(), queue_o(present, i + IN_FLIGHT);
-        }
-    }
-    // Waits for the piece that `pieces` later ones follow.
-    static __device__ void wait_for(int pieces) {
-        if (pieces >= IN_FLIGHT - 1)
-            wgmma_wait<IN_FLIGHT - 1>();
-        else if (pieces == 1)
-            wgmma_wait<1>();
-        else
-            wgmma_wait<0>();
-    }
-
     __device__ void release_k() const {
         smem.ring_k.release(here.n);
         // After the last S. All threads arrive, as each has looked up what this tile and the one
@@ -192,62 +184,103 @@ struct Consumer8 {
         here.keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[0].whole_first) : 0;
         here.keys.whole_end = uniform(work.keys[0].whole_end);
         here.look_up(), here.look_ahead();
-        const int head = uniform(work.head), batch = uniform(work.batch);
+        const int head = uniform(work.head), batch = KV::RAGGED ? 0 : uniform(work.batch);
         kv_head = batch * (p.heads_q / p.group) + head / p.group;
+        int first_query = 0, queries = p.seq_q;
+        if constexpr (KV::RAGGED) {
+            first_query = work.sequence.first_q, queries = work.sequence.seq_q;
+            first_key = uniform(work.sequence.first_k);
+        }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int query = work.q0 + here.warp_row() + thread_index_anew() % 32 / 4 + 8 * h;
-            scale_q[h] = p.scale_log2 * load_early(p.scales_q.of(batch * p.heads_q + head,
-                                                                 min(query, p.seq_q - 1)));
+            scale_q[h] =
+                p.scale_log2 * load_early(p.scales_q.of(batch * p.heads_q + head,
+                                                        first_query + min(query, queries - 1)));
         }
     }
 
-    // S -> P, with what the score makes of S in between. Whether O must follow m.
+    using Factors = float[BLOCKS][2];  // by block and row
+
+    // P of the next keys. Whether O must follow m.
+    __device__ bool next_p() {
+        if constexpr (UNCHECKED) return exponentiate_unchecked();
+        const bool moved = exponentiate();
+        pack_p();
+        return moved;
+    }
+    // S -> P, with what the score makes of S in between. Whether m has moved.
     __device__ bool exponentiate() {
-        float factor[2];
+        Factors factor;
         apply_score(factor);
         const bool moved = softmax.follow(rS, factor);
         softmax.exponentiate(rS, factor);
         return moved;
     }
-    // The same without maxima: if P comes out too large, m follows; where P has lost what was
-    // small, S is computed once more.
+    // The same, and P is packed. Maxima are looked for as long as some row may have seen no key.
+    // Later P without them may come out too large: then m follows, and P is packed again.
     __device__ bool exponentiate_unchecked() {
-        float factor[2];
+        Factors factor;
         apply_score(factor);
-        const float before[2] = {softmax.l[0][0], softmax.l[0][1]};
+        const bool checked = SCORE::RIGHT_EDGE && here.j + 1 >= here.keys.whole_end;
+        bool moved = false;
+        if (checked) moved = softmax.follow(rS, factor);
+        float before[2] = {softmax.l[0][0], softmax.l[0][1]};
         softmax.l[0][0] = softmax.l[0][1] = 0.f;
         softmax.exponentiate(rS, factor);
-        bool moved = softmax.may_pass(softmax.MAX_SUM);
-        float kept[2] = {1.f, 1.f};
-        if (moved) {
-            if (softmax.may_pass(0x1p60f)) {
-                wgmma_fence();
-                queue_product<float8, QTile, KTile>(
-                    rS[0], operand_q + smem.ring_q.slot(here.round) * (C::SLOT_BYTES >> 4),
-                    operand_k + smem.ring_k.slot(here.n) * (KTile::bytes >> 4));
-                wgmma_commit();
-                wgmma_wait<0>();
-                softmax.l[0][0] = softmax.l[0][1] = 0.f;
-                softmax.alpha[0][0] = softmax.alpha[0][1] = 1.f;
-                apply_score(factor);
-                softmax.follow(rS, factor);
-                softmax.exponentiate(rS, factor);
-            } else {
-                softmax.shift(rS);
-            }
-            kept[0] = softmax.alpha[0][0], kept[1] = softmax.alpha[0][1];
+        if constexpr (!SCORE::DROPS_WEIGHTS) pack_p();  // under the exponentials
+        const bool too_large = !checked && softmax.too_large();
+        if (too_large) {
+            correct(factor);
+            before[0] *= softmax.alpha[0][0], before[1] *= softmax.alpha[0][1];
+            moved = true;
         }
-        softmax.l[0][0] += before[0] * kept[0], softmax.l[0][1] += before[1] * kept[1];
+        if (too_large || SCORE::DROPS_WEIGHTS) pack_p();
+        softmax.l[0][0] += before[0], softmax.l[0][1] += before[1];
         return moved;
     }
+    // Moves m by what the sums of P say, or where P has lost what was small, by scores computed
+    // once more, by each warp for itself.
+    __device__ void correct(const Factors& factor) {
+        bool again[1][2];
+        softmax.shift(rS, again);
+        if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
+        const float l[1][2] = {};
+        const Masked masked = here.masked();
+        // Wide tiles leave no registers for this: else the compiler would have each step spill.
+        constexpr int ASIDE = C::HEAD_DIM_V + BN > 256 ? 48 : 0;
+        volatile float aside[ASIDE + 1];
+#pragma unroll
+        for (int i = 0; i < ASIDE; ++i) aside[i] = rO[0][i / 4][i % 4];
+        exponentiate_again<float8, QTile, KTile>(
+            softmax, rS, again, l, smem.q(here.round), here.warp_row(), smem.k(here.n),
+            [&](auto& some, int column) {
+                const bool first = BLOCKS == 1 || column < BLOCK;
+                const float units[2] = {first ? factor[0][0] : factor[BLOCKS - 1][0],
+                                        first ? factor[0][1] : factor[BLOCKS - 1][1]};
+#pragma unroll
+                for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] *= units[e / 2 % 2];
+                if (masked.right || masked.left) {
+                    const At at = here.at(column);
+                    score().apply(some, here.sequence(at.batch), 1.f, at, masked,
+                                  here.visit.is_partial());
+                }
+            });
+#pragma unroll
+        for (int i = 0; i < ASIDE; ++i) rO[0][i / 4][i % 4] = aside[i];
+    }
     // Applies the score to S, and finds the factors that bring it to log2 units.
-    __device__ void apply_score(float (&factor)[2]) {
-        factor[0] = scale_q[0] * scale_k, factor[1] = scale_q[1] * scale_k;
+    __device__ void apply_score(Factors& factor) {
+        // Not 0, even if the product is too small for float32: 0 times -INF would be NaN.
+#pragma unroll
+        for (int i = 0; i < BLOCKS * 2; ++i)
+            factor[i / 2][i % 2] = fmaxf(scale_q[i % 2] * scale_k[i / 2], 0x1p-126f);
         if constexpr (!SCORE::LINEAR) {
 #pragma unroll
-            for (int i = 0; i < NT * 4; ++i) rS[0][i / 4][i % 4] *= factor[i / 2 % 2];
-            factor[0] = factor[1] = 1.f;
+            for (int i = 0; i < NT * 4; ++i)
+                rS[0][i / 4][i % 4] *= factor[i / 4 / (NT / BLOCKS)][i / 2 % 2];
+#pragma unroll
+            for (int b = 0; b < BLOCKS; ++b) factor[b][0] = factor[b][1] = 1.f;
         }
         const Masked masked = here.masked();
         if (SCORE::CHANGES_EVERY_TILE || masked.right || masked.left) {
@@ -273,28 +306,38 @@ struct Consumer8 {
             }
     }
 
+    // The rows of the tile before.
+    __device__ PackedRows rows_of_result() const {
+        if constexpr (KV::RAGGED) {
+            const volatile typename C::Work& work = here.work_before();
+            const Sequence sequence = KV::sequence_of_result(p, work.batch);
+            return PackedRows(p, sequence, 0, work.head, work.q0 + here.warp_row());
+        } else {
+            return here.packed_rows();
+        }
+    }
     // Ends the sums of the tile before, and begins the next one's.
     __device__ void conclude() {
         float lse[1][2];
         softmax.conclude(divisor, lse, SCORE::NEEDS_LSE || p.lse);
         if constexpr (SCORE::ENDS_ROWS) {
-            const PackedRows rows = here.packed_rows();
+            const PackedRows rows = rows_of_result();
 #pragma unroll
             for (int h = 0; h < 2; ++h) p.end_row(divisor[0][h], lse[0][h], rows.head[h]);
         }
         if constexpr (KV::PADS_ROWS) {  // rows that follow the last query; divided by 0, O is 0
-            const PackedRows rows = here.packed_rows();
+            const PackedRows rows = rows_of_result();
             const int queries = KV::queries(p, rows.batch);
 #pragma unroll
             for (int h = 0; h < 2; ++h)
                 if (rows.query[h] >= queries) divisor[0][h] = 0.f, lse[0][h] = -INF;
         }
-        if (p.lse) store_lse(lse[0], p, here.packed_rows());
+        if (p.lse) store_lse(lse[0], p, rows_of_result());
     }
     // Writes O / l of it.
     __device__ void store() {
         softmax.divide(rO, divisor);
-        store_o_direct<typename C::OUT>(rO[0], p, here.packed_rows());
+        store_o_direct<typename C::OUT>(rO[0], p, rows_of_result());
         __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
 #pragma unroll
         for (int i = 0; i < C::HEAD_DIM_V / 2; ++i) rO[0][i / 4][i % 4] = 0.f;

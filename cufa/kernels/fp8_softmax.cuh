@@ -3,16 +3,6 @@
 #include "ptx_fp8.cuh"
 #include "softmax.cuh"
 
-// 2^x by a polynomial of third degree, wrong by 1e-4 at most: the unit for exponentials is slower
-// than all others. x from -INF to 127.
-__device__ inline float exp2_polynomial(float x) {
-    constexpr float ROUND = 0x1.8p23f;  // to whole numbers, which are the low bits then
-    x = fmaxf(x, -126.f);
-    const float whole = x + ROUND, f = x - (whole - ROUND);
-    const float y = fmaf(fmaf(fmaf(0.05550410866f, f, 0.2402265070f), f, 0.6931471806f), f, 1.f);
-    return __uint_as_float(__float_as_uint(y) + (__float_as_uint(whole) << 23));
-}
-
 // P = 2^8 exp(S - m) of a row, in which m is about its largest score so far: below 2^-9 P is 0, and
 // one above 448 would be 448 unnoticed. The row sum takes P before it is rounded.
 //
@@ -20,75 +10,78 @@ __device__ inline float exp2_polynomial(float x) {
 // with the m that there is, in float32, and added up. As long as a thread's sum of the tile is
 // below MAX_SUM, so is each P. Else m moves and P with it (`shift`), before P is rounded; or if P
 // has grown so far that small ones may be lost, S is computed once more, for its maxima.
-template <int POLYNOMIALS>
 struct Softmax8 : OnlineSoftmax<1, false, 8> {
     using Base = OnlineSoftmax<1, false, 8>;
     static constexpr float AT_MAX_LOG2 = 8.f, SLACK_LOG2 = 0.8f;
-    static constexpr float MAX_SUM = 440.f;
+    static constexpr float MAX_SUM = 440.f, MAX_SHIFTED = 0x1p60f;
 
     __device__ Softmax8() : Base(1.f) {}  // takes maxima in log2 units
 
-    // Takes m to the largest scores, `factor` bringing those of either row to log2 units. Whether
-    // it has moved for some rows, so that O must be rescaled.
-    template <int NT>
-    __device__ bool follow(const float (&rS)[1][NT][4], const float (&factor)[2]) {
+    // Takes m to the largest scores, `factor` bringing those of a block of keys and of either row
+    // to log2 units. Whether it has moved for some rows, so that O must be rescaled.
+    template <int NT, int BLOCKS>
+    __device__ bool follow(const float (&rS)[1][NT][4], const float (&factor)[BLOCKS][2]) {
+        constexpr int PART = NT / BLOCKS;
         float row_max[2];
         bool grown = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            row_max[h] = fmaxf(rS[0][0][2 * h], rS[0][0][2 * h + 1]);
 #pragma unroll
-            for (int nt = 1; nt < NT; ++nt)
-                row_max[h] = fmaxf(row_max[h], fmaxf(rS[0][nt][2 * h], rS[0][nt][2 * h + 1]));
-            row_max[h] *= factor[h];
-            grown |= row_max[h] - this->m[0][h].value() > AT_MAX_LOG2 + SLACK_LOG2;
+            for (int b = 0; b < BLOCKS; ++b) {
+                float largest = rS[0][b * PART][2 * h];
+#pragma unroll
+                for (int i = 1; i < PART * 2; ++i)
+                    largest = fmaxf(largest, rS[0][b * PART + i / 2][2 * h + i % 2]);
+                largest *= factor[b][h];
+                row_max[h] = b == 0 ? largest : fmaxf(row_max[h], largest);
+            }
+            grown |= row_max[h] - m[0][h].value() > AT_MAX_LOG2 + SLACK_LOG2;
         }
         if (!__any_sync(0xffffffff, grown)) return false;
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-            this->update_row_max(lanes_max<4>(row_max[h]), 0, h, SLACK_LOG2);
+        for (int h = 0; h < 2; ++h) update_row_max(lanes_max<4>(row_max[h]), 0, h);
         return true;
+    }
+    __device__ void update_row_max(float row_max, int mt, int h) {
+        Base::update_row_max(row_max, mt, h, SLACK_LOG2);
     }
 
     // Where maxima were not looked for: whether P may be too large in the warp. No P is larger than
     // a thread's sum of this tile's.
-    __device__ bool may_pass(float bound) const {
-        return __any_sync(0xffffffff, this->l[0][0] > bound || this->l[0][1] > bound);
+    __device__ bool too_large() const {
+        return __any_sync(0xffffffff, l[0][0] > MAX_SUM || l[0][1] > MAX_SUM);
     }
     // Then m moves up until these sums are 2^7 at most. The largest P is a power of two then, and
     // is not rounded: where a row's weight is on one key, its V comes out exact. O must be
-    // rescaled.
+    // rescaled. `again` says which rows have P that may have lost what was small.
     template <int NT>
-    __device__ void shift(float (&rP)[1][NT][4]) {
+    __device__ void shift(float (&rP)[1][NT][4], bool (&again)[1][2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float largest = rP[0][0][2 * h];
 #pragma unroll
             for (int i = 1; i < NT * 2; ++i) largest = fmaxf(largest, rP[0][i / 2][2 * h + i % 2]);
-            const float sum = lanes_max<4>(this->l[0][h]);
+            const float sum = lanes_max<4>(l[0][h]);
             const float log2 = __log2f(lanes_max<4>(largest));
             const float goal = floorf(7.f - __log2f(sum) + log2);  // of the largest P
-            const float step = sum > MAX_SUM ? log2 - goal : 0.f;
-            this->m[0][h] = this->m[0][h].value() + step;
-            this->alpha[0][h] = exp2_approx(-step);
-            this->l[0][h] *= this->alpha[0][h];
+            again[0][h] = sum > MAX_SHIFTED;
+            const float step = sum > MAX_SUM && !again[0][h] ? log2 - goal : 0.f;
+            m[0][h] = m[0][h].value() + step;
+            alpha[0][h] = exp2_approx(-step);
+            l[0][h] *= alpha[0][h];
         }
-        this->rescale(rP);
+        rescale(rP);
     }
 
     // S -> P = 2^8 exp(S - m) in place.
-    template <int NT>
-    __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[2]) {
+    template <int NT, int BLOCKS>
+    __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[BLOCKS][2]) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& s = rS[0][nt][2 * h + i];
-                    const float x = fmaf(s, factor[h], -this->m[0][h].value());
-                    s = nt % 8 < POLYNOMIALS ? exp2_polynomial(x) : exp2_approx(x);
-                    this->l[0][h] += s;
-                }
+        for (int i = 0; i < NT * 4; ++i) {
+            float& s = rS[0][i / 4][i % 4];
+            const int b = i / 4 / (NT / BLOCKS), h = i / 2 % 2;
+            s = exp2_approx(fmaf(s, factor[b][h], -m[0][h].value()));
+            l[0][h] += s;
+        }
     }
 };

@@ -1,7 +1,8 @@
 // Arrays of 16 or 32 bits to e4m3 with scales, as cufa.quantize does on NumPy arrays, and with its
 // bits: signs and a Hadamard transform along a row (Shah et al. 2024, section 3.3), the largest
 // magnitude of the rows that share a scale, conversion. A block has 128 rows of a head, and a row
-// four threads, which hold it in registers: what shares a scale within a block is read once.
+// four threads, which hold it in registers: what shares a scale within a block is read once. Rows
+// that do not count are zeros.
 #include "chunk.cuh"
 #include "params.cuh"
 #include "ptx_quantize.cuh"
@@ -29,12 +30,42 @@ struct QuantizeParams {
         values;         // (batch, heads, seq, COLUMNS), or (batch, heads, blocks, COLUMNS, ROWS)
     float* scales;      // (batch, heads, scales_a_head), or one for all
     uint32_t* largest;  // the same, as bits; 0 in front of LARGEST; null for WHOLE
-    uint32_t signs[8];  // a bit for each column
-    int heads, seq, head_dim;
-    int blocks;         // of ROWS rows, of a head
-    int block_log2;     // log2 of the rows that share a scale
-    int scales_a_head;  // 0: one for all
+    const int* cu_seqlens;  // (sequences + 1,): where sequences begin in x that follow each other
+    const int* used;        // (sequences,) or (batch,): how many of their rows count; null for all
+    uint32_t signs[8];      // a bit for each column
+    int heads, rows;        // of x
+    int seq, head_dim;      // seq: rows of values of a head
+    int blocks;             // of ROWS rows, of a head
+    int block_log2;         // log2 of the rows that share a scale
+    int scales_a_head;      // 0: one for all
+    int sequences;
 };
+
+// The rows of x that are in a block: `count` from `first` on, or as many as a block has.
+struct RowsOfBlock {
+    int first, count;
+};
+
+// Sequences that follow each other begin in blocks of their own, see cufa/quantized/sequences.py.
+// No row outside of x is among them, whatever the offsets are.
+__device__ inline RowsOfBlock rows_of_block(const QuantizeParams& p, int batch, int block) {
+    if (!p.cu_seqlens) {
+        const int rows = p.used ? min(max(p.used[batch], 0), p.rows) : p.rows;
+        return {block * ROWS, rows - block * ROWS};
+    }
+    auto first_of = [&](int i) { return min(max(p.cu_seqlens[i], 0), p.rows); };
+    int i = 0;
+    for (int more = p.sequences - 1; i < more;) {  // the last that begins at this block or before
+        const int middle = i + (more - i + 1) / 2;
+        if (first_of(middle) / ROWS + middle <= block)
+            i = middle;
+        else
+            more = middle - 1;
+    }
+    const int first = first_of(i), before = max(block - first / ROWS - i, 0) * ROWS;
+    const int rows = max(first_of(i + 1) - first, 0);
+    return {first + before, (p.used ? min(rows, max(p.used[i], 0)) : rows) - before};
+}
 
 // Columns that are transformed together.
 template <int COLUMNS>
@@ -114,10 +145,12 @@ __global__ void __launch_bounds__(THREADS) quantize(const __grid_constant__ Quan
     const int head = blockIdx.x / p.blocks, block = blockIdx.x % p.blocks;  // of all batches
     const int row = block * ROWS + row_of_block;
 
+    const RowsOfBlock its = rows_of_block(p, head / p.heads, block);
+
     float x[CHUNKS][CHUNK] = {};
-    if (row < p.seq) {
-        const T* from =
-            head_ptr<const T>(p.x, head / p.heads, head % p.heads) + row * p.x.stride_seq;
+    if (row_of_block < its.count) {
+        const T* from = head_ptr<const T>(p.x, head / p.heads, head % p.heads) +
+                        (its.first + row_of_block) * p.x.stride_seq;
 #pragma unroll
         for (int k = 0; k < CHUNKS; ++k) {
             const int column = k * STEP + lane * CHUNK;
@@ -168,7 +201,7 @@ __global__ void __launch_bounds__(THREADS) quantize(const __grid_constant__ Quan
         uint2 packed = {pack4_e4m3(y[0], y[1], y[2], y[3]), pack4_e4m3(y[4], y[5], y[6], y[7])};
         const int column = k * STEP + lane * CHUNK;
         if constexpr (TRANSPOSED) {
-            if (row >= p.seq) packed = {0, 0};  // which signs have made -0
+            if (row_of_block >= its.count) packed = {0, 0};  // which signs have made -0
 #pragma unroll
             for (int e = 0; e < CHUNK; ++e)
                 tile[(column + e) * PITCH + place_of(row_of_block)] =

@@ -37,6 +37,21 @@ struct Slope<FineSoftcap> : SlopeOfTanh {};
 template <>
 struct Slope<ExactSoftcap> : SlopeOfTanh {};
 
+// A score behind a part, from what it was in front of it by `factor`.
+template <class Part>
+struct Behind {
+    static __device__ float of(const Part& part, float s, float factor, const Pair& pair) {
+        return part.score(s * factor, pair);
+    }
+};
+// Rounded as `apply_all` does: the log-sum-exp of distant keys is that of the same large numbers.
+template <>
+struct Behind<Alibi> {
+    static __device__ float of(const Alibi& part, float s, float factor, const Pair& pair) {
+        return fmaf(s, factor, part.score(0.f, pair));
+    }
+};
+
 // A score as the backward pass asks for it.
 template <class SCORE>
 struct Differentiated;
@@ -57,10 +72,10 @@ struct Differentiated<Score<Parts...>> {
     // The score of a pair from S, natural or in log2 units as in Score, and its derivative by
     // `factor` times S.
     __device__ float of(float s, float factor, const Pair& pair, float& slope) const {
-        s *= factor, slope = 1.f;
-        (step<false, Parts>(s, pair, slope), ...);
-        s *= Whole::FROM_LOG2;
-        (step<true, Parts>(s, pair, slope), ...);
+        slope = 1.f;
+        (step<false, Parts>(s, factor, pair, slope), ...);
+        s *= factor, s *= Whole::FROM_LOG2, factor = 1.f;
+        (step<true, Parts>(s, factor, pair, slope), ...);
         return s;
     }
     // From the gradient of a score back through the parts: returns the gradient of `factor` times
@@ -118,12 +133,12 @@ struct Differentiated<Score<Parts...>> {
         return dS;
     }
     template <bool NATURAL, class Part>
-    __device__ void step(float& s, const Pair& pair, float& slope) const {
+    __device__ void step(float& s, float& factor, const Pair& pair, float& slope) const {
         if constexpr (!Part::LINEAR && Part::NATURAL == NATURAL) {
-            const float changed = part<Part>().score(s, pair);
+            const float changed = Behind<Part>::of(part<Part>(), s, factor, pair);
             if constexpr (!Slope<Part>::ONE)
-                slope *= Slope<Part>::of(part<Part>(), s, changed, pair);
-            s = changed;
+                slope *= Slope<Part>::of(part<Part>(), s * factor, changed, pair);
+            s = changed, factor = 1.f;
         }
     }
 };

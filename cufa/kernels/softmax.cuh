@@ -299,10 +299,12 @@ struct OnlineSoftmax {
     static __device__ float beyond(float m_log2, float sum) {
         return m_log2 > NONE && !(fabsf(m_log2) <= MAX_LOG2) ? NAN : sum;
     }
-    // Rows that saw no key have one, too. m is in log2 units, or NATURAL.
+    // Rows that saw no key have one, too. m is in log2 units, or NATURAL. EXACT rounds it once:
+    // gradients are as wrong as it is.
     static __device__ float log_sum_exp(float m, float sum) {
         if (NATURAL) return sum == 0.f ? -INF : fmaf(EXACT ? log2f(sum) : __log2f(sum), LN_2, m);
-        return sum == 0.f ? -INF : (m + (EXACT ? log2f(sum) : __log2f(sum))) * LN_2;
+        if (EXACT) return sum == 0.f ? -INF : fmaf(m, LN_2, logf(sum));
+        return sum == 0.f ? -INF : (m + __log2f(sum)) * LN_2;
     }
 
  private:

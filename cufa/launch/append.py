@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, Launches, ready
+from cufa.launch.launch import Launches, PreparedLaunch, ready
 from cufa.launch.signature import Key, remember
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
@@ -16,7 +16,7 @@ from cufa.specs import means8
 from cufa.specs.append import MEANS, PARAMS, SCALES, SPEC
 from cufa.specs.append8 import SPEC as SPEC8
 from cufa.specs.instance import Instance
-from cufa.specs.layout import numbers_of
+from cufa.specs.structs import numbers_of
 
 _TENSORS = (*SPEC.inputs, *SPEC.outputs)
 _OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
@@ -29,7 +29,7 @@ _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
 _PREPARED = 256  # launches that are remembered
 _WARP = 32  # threads
 
-_prepared: dict[Key, Launch | Launches] = {}
+_prepared: dict[Key, PreparedLaunch | Launches] = {}
 
 
 def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
@@ -94,7 +94,7 @@ def _arrays(tokens: Tokens) -> tuple[Array | None, ...]:
     )
 
 
-def prepared(tokens: Tokens) -> Launch | Launches:
+def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
     """Return the launch of these tokens, and of others of their shapes, strides and alignment.
 
     Parameters
@@ -135,7 +135,7 @@ def in_rows(name: str, array: Array) -> Array:
     return cupy.ascontiguousarray(array)
 
 
-def _made(tokens: Tokens) -> Launch | Launches:
+def _made(tokens: Tokens) -> PreparedLaunch | Launches:
     """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
     instance = instance_of(tokens)
@@ -150,13 +150,13 @@ def _made(tokens: Tokens) -> Launch | Launches:
     else:
         items = of_queries + heads_kv * (units + int(p["head_dim_v"]) // elements)
         grid = batch * seq, -(-items // SPEC.threads)
-    appends = Launch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    appends = PreparedLaunch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
     if tokens.k_mean is None:
         return appends
     first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
     threads = means8.SPEC.threads
     launch = ready(first, batch * heads_kv, threads, first.smem_bytes)
-    return Launches((Launch(launch, parameter, _PLACES), appends))
+    return Launches((PreparedLaunch(launch, parameter, _PLACES), appends))
 
 
 def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:

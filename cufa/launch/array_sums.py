@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.dtypes import DTYPES
 from cufa.features.parts import part_named
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.planner.array_sums import ArraySums, Wanted
 from cufa.problem.extras import steps
 from cufa.problem.parse_backward import Gradients
@@ -45,7 +45,7 @@ def wanted_of(problem: Problem, gradients: Gradients, ndim: int) -> tuple[Wanted
     return tuple(found)
 
 
-def finishing(sums: ArraySums, which: int) -> Launch | None:
+def finishing(sums: ArraySums, which: int) -> PreparedLaunch | None:
     """Return the launch, on the current device, that makes a gradient of its sums.
 
     Parameters
@@ -56,7 +56,7 @@ def finishing(sums: ArraySums, which: int) -> Launch | None:
 
     Returns
     -------
-    Launch or None
+    PreparedLaunch or None
         None if the sums are the gradient, or of a dtype that no kernel writes.
     """
     if sums.place < 0 or sums.dtype not in DTYPES:
@@ -68,4 +68,4 @@ def finishing(sums: ArraySums, which: int) -> Launch | None:
     parameter[0] = 0, 0, elements, *sums.lengths, *sums.sums, lanes
     blocks = -(-elements * lanes // SPEC.threads)
     places = (0, which), (1, which + 1)
-    return Launch(ready(instance, blocks, SPEC.threads), parameter, places)
+    return PreparedLaunch(ready(instance, blocks, SPEC.threads), parameter, places)

@@ -13,18 +13,18 @@ from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
 from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
-from cufa.launch.signature import Key, Place, remember
+from cufa.launch.signature import AddressSlot, Key, remember
 from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import MAPPED, parameter
-from cufa.specs.layout import numbers_of
+from cufa.specs.structs import numbers_of
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
@@ -58,13 +58,13 @@ class _Prepared(NamedTuple):
     Attributes
     ----------
     plan : BackwardPlan
-    launches : tuple of Launch
+    launches : tuple of PreparedLaunch
         Each is given the addresses of `_TENSORS`, of the log-sum-exp, of `_NUMBERS`, those of
         `Extras.flat` and the seed.
     """
 
     plan: BackwardPlan
-    launches: tuple[Launch, ...]
+    launches: tuple[PreparedLaunch, ...]
 
 
 _prepared: dict[Key, _Prepared] = {}
@@ -73,7 +73,7 @@ _prepared: dict[Key, _Prepared] = {}
 def attention_backward(
     problem: Problem,
     tensors: Tensors,
-    its: Results,
+    results: Results,
     gradients: Gradients,
     extras: Extras,
     deterministic: bool,
@@ -87,7 +87,7 @@ def attention_backward(
     problem : Problem
         The problem of the forward call.
     tensors : Tensors
-    its : Results
+    results : Results
     gradients : Gradients
         Where they go; all of it is written. Gradients of a bias, and of arrays that a `score_mod`
         reads, are contiguous and have the axes of the caller's. The latter are the arrays that the
@@ -110,7 +110,7 @@ def attention_backward(
 
     written = {f"d{name}": getattr(gradients, name) for name in "qkv"}
     wanted = {name: array for name, array in written.items() if array is not None}
-    given = {**tensors._asdict(), "o": its.out, "d_out": its.dout}
+    given = {**tensors._asdict(), "o": results.out, "d_out": results.dout}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
     bias = () if gradients.bias is None else (gradients.bias,)
     others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
@@ -125,7 +125,7 @@ def attention_backward(
         for array in others:
             array.fill(0)
         return
-    lse = its.lse if its.lse.flags.c_contiguous else _contiguous(its.lse)
+    lse = results.lse if results.lse.flags.c_contiguous else _contiguous(results.lse)
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
     key = (
@@ -177,10 +177,10 @@ def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> t
     if first < end:
         memory[first:end].fill(0)
     found = []
-    for its, gradient in zip(plan.sums, gradients, strict=True):
-        if its.place < 0:
+    for sums, gradient in zip(plan.sums, gradients, strict=True):
+        if sums.place < 0:
             gradient.fill(0)
-        found.append(gradient if its.place < 0 else memory[its.place : its.place + its.size])
+        found.append(gradient if sums.place < 0 else memory[sums.place : sums.place + sums.size])
     return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
 
 
@@ -284,7 +284,7 @@ def _prepare(
         if _uses_tma(step):
             content = _maps(plan, step, strides, address) + content
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
-        launches.append(Launch(launch, content, places))
+        launches.append(PreparedLaunch(launch, content, places))
     for i, sums in enumerate(plan.sums):
         last = finishing(sums, _FIRST_SUMS + 2 * i)
         if last is not None:
@@ -335,7 +335,7 @@ def _parameter(
     numbers: tuple[Ints, ...],
     extras: Extras,
     scale: float,
-) -> tuple[bytes, tuple[Place, ...]]:
+) -> tuple[bytes, tuple[AddressSlot, ...]]:
     """Return the parameter of a launch without maps, its addresses 0, and where these go."""
     problem, variant = plan.problem, plan.variant._replace(score=step.instance.score)
     dtype = parameter(variant.score, variant.kv, _uses_tma(step))

@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, Launcher, ready
+from cufa.launch.launch import Launcher, PreparedLaunch, ready
 from cufa.launch.params import list_sizes
 from cufa.specs.block_lists import SPEC
 from cufa.specs.instance import Instance
@@ -47,7 +47,7 @@ def made(
     parameter = np.zeros(1, SPEC.params)
     grids = kind_rows, kind_columns, *block, rows, columns, *tile
     parameter[0] = (kinds.data.ptr, lists.data.ptr, *grids, lines, *sizes)
-    Launch(launcher_of(lines), parameter)()
+    PreparedLaunch(launcher_of(lines), parameter)()
     return lists
 
 

@@ -5,25 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.arrays import Array, ArrayInfo
-from cufa.features.expression.own import Own
+from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
-from cufa.launch.launch import Launch, ready
-from cufa.problem.extras import Extras, check_own, placed
+from cufa.launch.launch import PreparedLaunch, ready
+from cufa.problem.extras import Extras, check_function_arrays, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
 
 _TILES = SPEC.threads // 32  # of a block: a warp each
 
 
-def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> None:
+def fill(
+    kinds: Array, mask: TracedFunctions, sizes: tuple[int, ...], block: tuple[int, int]
+) -> None:
     """Write the kinds of all tiles, on the current device and stream.
 
     Parameters
     ----------
     kinds : array of uint8
         As in `cufa.BlockMask`.
-    mask : Own
+    mask : TracedFunctions
         A traced `mask_mod`.
     sizes : tuple of int
         Sequences, heads, queries and keys.
@@ -41,15 +43,17 @@ def fill(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]
         kinds.fill(2)  # all is seen
         return
     by_axis = dict(zip("bhqk", sizes, strict=True))
-    check_own(mask, by_axis, cupy, "as xp says")
+    check_function_arrays(mask, by_axis, cupy, "as xp says")
     launcher = ready(
         Instance(SPEC.name, (), (), mask.parts), -(-kinds.size // _TILES), SPEC.threads
     )
-    Launch(launcher, filled(kinds, mask, sizes, block))()
+    PreparedLaunch(launcher, filled(kinds, mask, sizes, block))()
     block_lists.launcher_of(1)  # compiles what the first call with the mask needs
 
 
-def filled(kinds: Array, mask: Own, sizes: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
+def filled(
+    kinds: Array, mask: TracedFunctions, sizes: tuple[int, ...], block: tuple[int, int]
+) -> np.ndarray:
     """Return the kernel's parameter; arguments as in `fill`."""
     parameter = np.zeros(1, SPEC.parameter(mask.parts))
     p = parameter[0]

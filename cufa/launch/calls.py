@@ -9,18 +9,20 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
 from cufa.launch.counters import is_capturing
-from cufa.launch.prepare import Kind, PreparedCall
+from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key, remember
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.lengths import is_readable
 from cufa.problem.parse import restore_shape
+from cufa.problem.problem import Problem
+from cufa.specs.variant import Variant
 
 _KINDS = 64  # that are remembered
 _BLOCK_MASK = ARRAYS.index("block_mask")
 _ALIGNED = (True, True, True)
 
-_kinds: dict[Key, Kind] = {}
+_prepared: dict[Key, PreparedCalls] = {}
 
 # CuPy's, imported by the first call.
 _ndarray: Any = None
@@ -73,7 +75,7 @@ def replay(
     return_lse: bool,
     options: Key,
     extras: Extras = NO_EXTRAS,
-    checked: Kind | None = None,
+    checked: PreparedCalls | None = None,
 ) -> Any:
     """Run a call of a kind that `run` has run; None if there is none, or it may be illegal.
 
@@ -85,7 +87,7 @@ def replay(
         The caller's choices, with their types: True == 1.
     extras : Extras
         Objects that may be arrays, or a `BlockMask`.
-    checked : Kind, optional
+    checked : PreparedCalls, optional
         The kind of a call that is legal.
 
     Raises
@@ -102,8 +104,9 @@ def replay(
         return None
     q_shape, v_shape, dtype = q.shape, v.shape, q.dtype
     try:
-        kind = (
-            checked or _kinds[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
+        prepared = (
+            checked
+            or _prepared[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
         )
     except (KeyError, IndexError, TypeError):  # no axes, or an option that cannot be hashed
         return None
@@ -121,10 +124,10 @@ def replay(
         infos, addresses = described
     # As `Signature`, which takes longer to make.
     key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, into, infos)
-    latest, call = kind.latest
+    latest, call = prepared.latest
     if key != latest:
         try:
-            call = kind.calls.get(key) or kind.prepare(key, q_at)
+            call = prepared.calls.get(key) or prepared.prepare(key, q_at)
         except ValueError:
             if checked is None:
                 return None
@@ -134,13 +137,13 @@ def replay(
     is_odd = aligned is not _ALIGNED or into is not None
     if is_odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
-    if infos and kind.has_block_mask:
+    if infos and prepared.has_block_mask:
         lists = extras.arrays[_BLOCK_MASK].lists(call.variant)
         addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
     if extras.seed is not None:
         addresses = (*addresses, extras.seed)
     if call.needs_memory:
-        return _run_with_memory(kind, call, q, k, v, out, return_lse, addresses)
+        return _run_with_memory(prepared, call, q, k, v, out, return_lse, addresses)
     if out is None:
         out = _ndarray(call.shape, dtype)
     lse, lse_at = None, 0
@@ -151,11 +154,11 @@ def replay(
     try:
         call.launch(*addresses)
     except NotSetAsideError:
-        other = kind.alone(key, q_at)
+        other = prepared.fallback(key, q_at)
         if other is None:
             raise
         if other.needs_memory:
-            raise _cannot_be_captured(other, kind, (q, k, v, out)) from None
+            raise _cannot_be_captured(other, prepared, (q, k, v, out)) from None
         other.launch(*addresses)
     return (out, lse) if return_lse else out
 
@@ -217,45 +220,46 @@ def run(
     out: Array | None,
     return_lse: bool,
     options: Key,
-    kind: Kind,
-    extras: Extras = NO_EXTRAS,
+    extras: Extras,
+    problem: Problem,
+    layout: str,
+    kernel: str | Variant | None,
+    **choices: Any,
 ) -> Any:
     """Run a call that is legal, and remember its kind.
 
     Parameters
     ----------
-    q, k, v, out, return_lse, options
+    q, k, v, out, return_lse, options, extras
         As in `replay`.
-    kind : Kind
-        Made for this call.
-    extras
-        As in `replay`.
+    problem, layout, kernel, **choices
+        As in `PreparedCalls`.
 
     Raises
     ------
-    ValueError
-        No kernel can take it: elements of extras are not aligned.
+    TypeError, ValueError
+        No kernel can take it.
     """
     global _ndarray, _current_device
     import cupy
 
     _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
-    problem = kind.problem
-    shape, lse_shape = restore_shape(problem, q.ndim, kind.layout)
+    prepared = PreparedCalls(problem, layout, extras, kernel, **choices)
+    shape, lse_shape = restore_shape(problem, q.ndim, layout)
     if 0 in shape:
         result = _ndarray(shape, q.dtype) if out is None else out
         return (result, _ndarray(lse_shape, np.float32)) if return_lse else result
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
-    kind = remember(_kinds, key, kind, _KINDS)
-    result = replay(q, k, v, out, return_lse, options, extras, kind)
+    prepared = remember(_prepared, key, prepared, _KINDS)
+    result = replay(q, k, v, out, return_lse, options, extras, prepared)
     if result is None:
         raise ValueError("an array besides q, k and v begins within an element of its dtype")
     return result
 
 
 def _run_with_memory(
-    kind: Kind,
+    prepared: PreparedCalls,
     call: PreparedCall,
     q: Array,
     k: Array,
@@ -266,39 +270,41 @@ def _run_with_memory(
 ) -> Any:
     """Run a call on copies of arrays, or with a workspace."""
     if is_capturing():
-        raise _cannot_be_captured(call, kind, (q, k, v, out))
-    arrays = dict(zip(kind.names, (q, k, v, out), strict=True))
-    keeps_rows = out is not None and kind.problem.kv == "Varlen"  # those that no sequence has
+        raise _cannot_be_captured(call, prepared, (q, k, v, out))
+    arrays = dict(zip(prepared.names, (q, k, v, out), strict=True))
+    keeps_rows = out is not None and prepared.problem.kv == "Varlen"  # those that no sequence has
     if out is None:
         arrays["out"] = out = _ndarray(call.shape, q.dtype)
     lse = _ndarray(call.lse_shape, np.float32) if return_lse else None
     taken = dict(arrays)
     for name in call.copies:
-        view = as_bhsd(arrays[name], kind.layout)
+        view = as_bhsd(arrays[name], prepared.layout)
         if name == "out":
             taken[name] = padded(view.shape, view.dtype, _ndarray)
             if keeps_rows:
                 taken[name][...] = view
         else:
-            taken[name] = copied(view, negate=name == "q" and kind.problem.scale < 0)
+            taken[name] = copied(view, negate=name == "q" and prepared.problem.scale < 0)
     if call.workspace_floats:
         workspace = _ndarray(call.workspace_floats, np.float32)
         addresses = (workspace.data.ptr,)
     q_at, k_at, v_at, out_at = (array.data.ptr for array in taken.values())
     call.launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, *addresses)
     if "out" in call.copies:
-        as_bhsd(out, kind.layout)[...] = taken["out"]
+        as_bhsd(out, prepared.layout)[...] = taken["out"]
     return out if lse is None else (out, lse)
 
 
-def _cannot_be_captured(call: PreparedCall, kind: Kind, arrays: tuple[Array, ...]) -> ValueError:
+def _cannot_be_captured(
+    call: PreparedCall, prepared: PreparedCalls, arrays: tuple[Array, ...]
+) -> ValueError:
     if not call.copies:
         return ValueError(
             f"kernel: {call.variant.kernel} needs memory of its own, for which "
             "a call that is captured into a CUDA graph has no place"
         )
-    name, scale = call.copies[0], kind.problem.scale
-    array = arrays[kind.names.index(name)]
+    name, scale = call.copies[0], prepared.problem.scale
+    array = arrays[prepared.names.index(name)]
     if name == "q" and scale < 0:
         why = f"scale is {scale}: give q with the other sign"
     else:

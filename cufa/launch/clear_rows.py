@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.specs.clear_rows import ROWS, SPEC
 from cufa.specs.instance import Instance
 
@@ -55,9 +55,9 @@ def instance_of(row_bytes: int) -> Instance:
 @functools.lru_cache(maxsize=128)
 def _prepared(
     device_id: int, row_bytes: int, rows: int, heads: int, sequences: int, max_seqlen_q: int
-) -> Launch:
+) -> PreparedLaunch:
     """Return a launch on a device, the current one, that is given the addresses."""
     parameter = np.zeros(1, SPEC.params)
     parameter[0] = 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen_q
     launcher = ready(instance_of(row_bytes), -(-rows // ROWS), SPEC.threads)
-    return Launch(launcher, parameter, _PLACES)
+    return PreparedLaunch(launcher, parameter, _PLACES)

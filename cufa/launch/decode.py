@@ -6,7 +6,7 @@ import functools
 
 from cufa.features.parts import ARRAYS
 from cufa.launch.params import LOG2_E, Ints, ParameterLayout, PlanNumbers, scale_log2
-from cufa.launch.signature import TENSORS, Place
+from cufa.launch.signature import TENSORS, AddressSlot
 from cufa.planner.decode import DecodePlan
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
@@ -29,7 +29,7 @@ class DecodeLayout(ParameterLayout):
         scales = (self._words.get(f"params.{name}.data") for name in SCALES)
         self._scales = tuple(word for word in scales if word is not None)
 
-    def places(self, extras: Extras) -> tuple[Place, ...]:
+    def places(self, extras: Extras) -> tuple[AddressSlot, ...]:
         """As in `ParameterLayout`; the address of lengths is 0 where all sequences are full."""
         places = super().places(extras)
         if not extras.lengths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.problem.held import Held
 from cufa.quantized.rows import kind_of
 from cufa.specs.expand8 import CHUNK, SPEC
@@ -40,4 +40,4 @@ def expand(held: Held, out: Array) -> None:
     types = (out.dtype.name,)
     instance = Instance(SPEC.name, types, (kind_of(held.values).is_integer,))
     blocks = batch * heads * -(-seq // (SPEC.threads // chunks))
-    Launch(ready(instance, blocks, SPEC.threads), parameter)()
+    PreparedLaunch(ready(instance, blocks, SPEC.threads), parameter)()

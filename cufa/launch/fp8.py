@@ -9,16 +9,16 @@ from cufa.arrays import Array, Ints
 from cufa.compiler import jit
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import Key, remember
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
 from cufa.specs.kv import LENGTHS
-from cufa.specs.layout import numbers_of
+from cufa.specs.structs import numbers_of
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
@@ -40,7 +40,8 @@ class Operand(NamedTuple):
         Q and K are (batch, heads, seq, columns), with contiguous rows and with other strides that
         are multiples of 16. V is (batch, heads, blocks, columns, KEYS), C-contiguous: each block is
         transposed, with keys in the order of ``VTile8`` in ``kernels/fp8_config.cuh``, and with
-        zeros behind the last one.
+        zeros behind the last one. Where sequences follow each other, they are as
+        `cufa.quantized.sequences` has them.
     scales : array of float32
         C-contiguous and positive: (batch, heads, blocks), (batch, heads, 1) or (1, 1, 1).
     block : int or None
@@ -67,7 +68,7 @@ class Operands(NamedTuple):
     v: Operand
 
 
-_prepared: dict[Key, Launch] = {}
+_prepared: dict[Key, PreparedLaunch] = {}
 
 
 def attention(
@@ -128,7 +129,7 @@ def _made(
     extras: Extras,
     ndim: int,
     device_id: int,
-) -> Launch:
+) -> PreparedLaunch:
     """Return the launch of calls like this one."""
     device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
     columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
@@ -165,7 +166,7 @@ def _made(
         memory = offsets["params.tiles_drawn"] // 8, drawn.take
     function = jit.kernel(plan.variant, device, device_id)
     launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
-    return Launch(launch, content, tuple(places), memory)
+    return PreparedLaunch(launch, content, tuple(places), memory)
 
 
 def _numbers(plan: Fp8Plan, problem: Problem, operands: Operands, out: Array) -> dict[str, float]:
@@ -186,6 +187,8 @@ def _numbers(plan: Fp8Plan, problem: Problem, operands: Operands, out: Array) ->
     for name, array in zip("qkvo", (*(each.values for each in operands), out), strict=True):
         for axis, step in zip(("batch", "head", "seq"), array.strides[:3], strict=True):
             known[f"{name}.stride_{axis}"] = step // array.itemsize
+        if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
+            known[f"{name}.stride_batch"] = 0
     return known
 
 

@@ -10,7 +10,7 @@ from cufa.compiler import jit
 from cufa.compiler.dependent import Dependent
 from cufa.launch.counters import low, refill
 from cufa.launch.params import Buffer, free_buffers, taken_buffer
-from cufa.launch.signature import Place
+from cufa.launch.signature import AddressSlot
 from cufa.specs.instance import Instance
 
 Memory = tuple[int, Callable[[], Any]]
@@ -64,7 +64,7 @@ def ready(
     return launcher(function, (blocks, rows, 1), threads, smem_bytes)
 
 
-class Launch:
+class PreparedLaunch:
     """A launch whose parameter is complete but for addresses.
 
     Parameters
@@ -73,7 +73,7 @@ class Launch:
         As in `launcher`.
     parameter : bytes-like
         The kernel's one parameter.
-    places : tuple of Place
+    places : tuple of AddressSlot
         Where addresses go.
     memory : (int, callable), optional
         See `Memory`.
@@ -85,7 +85,7 @@ class Launch:
         self,
         launch: Launcher,
         parameter: Any,
-        places: tuple[Place, ...] = (),
+        places: tuple[AddressSlot, ...] = (),
         memory: Memory | None = None,
     ) -> None:
         content = bytes(parameter)
@@ -121,12 +121,12 @@ class Launches:
 
     Parameters
     ----------
-    each : tuple of Launch
+    each : tuple of PreparedLaunch
     """
 
     __slots__ = ("_each",)
 
-    def __init__(self, each: tuple[Launch, ...]) -> None:
+    def __init__(self, each: tuple[PreparedLaunch, ...]) -> None:
         self._each = each
 
     def __call__(self, *addresses: int) -> None:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from cufa.features.parts import is_uneven
 from cufa.launch import counters, scratch
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.launch import Launch, Launcher, Memory, launcher
+from cufa.launch.launch import Launcher, Memory, PreparedLaunch, launcher
 from cufa.launch.params import (
+    AttentionLayout,
     FourInts,
     Ints,
-    Layout,
     ParameterLayout,
     PlanNumbers,
     free_buffers,
@@ -57,8 +57,8 @@ class _Planned(NamedTuple):
     memory: Memory | None
 
 
-class Loaded:
-    """A variant that is ready to be launched on a device.
+class LoadedKernel:
+    """A variant whose kernel is ready to be launched on a device.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Loaded:
         self.variant, self.tma = variant, kernel.tma
         self._function = function
         self._layout: ParameterLayout
-        self._layout = DecodeLayout(variant) if kernel.decodes else Layout(variant)
+        self._layout = DecodeLayout(variant) if kernel.decodes else AttentionLayout(variant)
         self._places = self._layout.places(extras)
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
@@ -98,7 +98,7 @@ class Loaded:
         if self._needs_counters:
             self._counters.reserve()
 
-    def launch(
+    def prepared(
         self,
         plan: Plan | DecodePlan,
         problem: Problem,
@@ -107,7 +107,7 @@ class Loaded:
         address: int,
         numbers: tuple[Ints, ...],
         extras: Extras,
-    ) -> Launch:
+    ) -> PreparedLaunch:
         """Return a launch that is given the addresses of q, k, v, the result, its LSE and extras.
 
         Parameters
@@ -129,7 +129,7 @@ class Loaded:
         content = self._layout.filled(planned.numbers, problem, strides, numbers, extras)
         if self.tma:
             content = self._maps_of(plan, shapes, strides, address) + content
-        return Launch(planned.launch, content, self._places, planned.memory)
+        return PreparedLaunch(planned.launch, content, self._places, planned.memory)
 
     def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
         """Return what all launches of a plan have in common; made once."""
@@ -158,12 +158,12 @@ class Loaded:
             if not (self._draws_tiles and tiles > 2 * plan.grid):
                 return None
             take = self._counters.take
-        return self._layout.shared, take
+        return self._layout.memory_word, take
 
     def _maps_of(
         self, plan: Plan | DecodePlan, shapes: FourInts, strides: FourInts, address: int
     ) -> bytes:
-        """Return the tensor maps of q, k, v and the result; arguments as in `launch`."""
+        """Return the tensor maps of q, k, v and the result; arguments as in `prepared`."""
         assert isinstance(plan, Plan)
         (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
         columns, columns_v = self._columns, self._columns_v

@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.append import in_rows
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.specs.instance import Instance
 from cufa.specs.lse_mean import SPEC
 
@@ -41,4 +41,4 @@ def add_mean(lse: Array, q: Array, mean: Array, scale: float) -> None:
     p["group"], p["rows"] = q.shape[1] // mean.shape[1], lse.size
     rows_a_block = SPEC.threads // 32
     instance = Instance(SPEC.name, (q.dtype.name,), ())
-    Launch(ready(instance, -(-lse.size // rows_a_block), SPEC.threads), parameter)()
+    PreparedLaunch(ready(instance, -(-lse.size // rows_a_block), SPEC.threads), parameter)()

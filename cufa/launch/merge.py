@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, ready
+from cufa.launch.launch import PreparedLaunch, ready
 from cufa.specs.instance import Instance
 from cufa.specs.merge import MAX_PARTS, PART, SPEC
 
@@ -45,7 +45,7 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     parameter["part"][0, : len(parts)] = parts[:MAX_PARTS]
     parameter["others"] = 0 if others is None else others.data.ptr
     rows = SPEC.threads // (out.shape[3] // instance.arguments[0])
-    Launch(ready(instance, -(-lse.size // rows), SPEC.threads), parameter)()
+    PreparedLaunch(ready(instance, -(-lse.size // rows), SPEC.threads), parameter)()
     if not direct:
         out[...] = written
 

@@ -17,15 +17,15 @@ from cufa.features.dropout import SEED
 from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import BLOCKS
 from cufa.launch import tensor_map
-from cufa.launch.signature import TENSORS, Place
+from cufa.launch.signature import TENSORS, AddressSlot
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import LENGTHS
-from cufa.specs.layout import numbers_of
 from cufa.specs.params import MAPS_ALIGNMENT
+from cufa.specs.structs import numbers_of
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 _LARGEST = 4096  # bytes, of a kernel's parameters
@@ -124,30 +124,30 @@ class ParameterLayout:
     variant : Variant
     tensors : sequence of (str, int)
         The numbers that are addresses of tensors, and which of a launch's addresses each is.
-    shared : str
+    memory : str
         The number that is the address of memory which the blocks of a launch share.
 
     Attributes
     ----------
     start : int
         The bytes of tensor maps, which come first.
-    shared : int
+    memory_word : int
         The word of that number.
     """
 
-    def __init__(self, variant: Variant, tensors: Sequence[tuple[str, int]], shared: str) -> None:
+    def __init__(self, variant: Variant, tensors: Sequence[tuple[str, int]], memory: str) -> None:
         dtype = variant.parameter
         offsets = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
         self.start, _ = offsets["params.q.data"]
         self._words = {name: offset // 8 for name, (offset, _) in offsets.items()}
-        self.shared = self._words[shared]
+        self.memory_word = self._words[memory]
         self._tensors = tuple((self._words[name], which) for name, which in tensors)
         self._numbers = packed(offsets.values(), self.start, dtype.itemsize)
         self._score = ScoreLayout(variant, dtype)
         self._itemsize = DTYPES[variant.dtype].bytes
         self._kv_itemsize = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
 
-    def places(self, extras: Extras) -> tuple[Place, ...]:
+    def places(self, extras: Extras) -> tuple[AddressSlot, ...]:
         """Return where the addresses of tensors and extras go, which each launch is given.
 
         Parameters
@@ -240,7 +240,7 @@ class ParameterLayout:
         )
 
 
-class Layout(ParameterLayout):
+class AttentionLayout(ParameterLayout):
     """The layout of the parameter of kernels of `attention`.
 
     TMA needs the addresses of Q, K and V in its maps only, and that of O in both; without it, the

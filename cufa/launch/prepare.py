@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Ints
 from cufa.compiler import jit
-from cufa.device import Device
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch
-from cufa.launch.loaded import Loaded
+from cufa.launch.launch import PreparedLaunch
+from cufa.launch.loaded import LoadedKernel
 from cufa.launch.signature import Key, Signature, remember
 from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
@@ -25,6 +25,7 @@ from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.problem.scales import scale_infos
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 _CALLS = 128  # of a kind that are remembered
 _SEEN = 1024  # keys of calls that came once
@@ -35,7 +36,7 @@ class PreparedCall(NamedTuple):
 
     Attributes
     ----------
-    launch : Launch
+    launch : PreparedLaunch
         It is given the addresses of q, k, v, the result and its LSE, and those of `Extras.flat` and
         the seed, or that of the workspace.
     variant : Variant
@@ -47,13 +48,13 @@ class PreparedCall(NamedTuple):
     workspace_floats : int
         float32 numbers that each call gives memory for.
     copies : tuple of str
-        Which of q, k, v and out the kernel does not take as they are, see `Kind.names`.
+        Which of q, k, v and out the kernel does not take as they are, see `PreparedCalls.names`.
     extents : tuple
         Where out, q, k, v and extras begin and end, counted from their addresses; empty without an
         out.
     """
 
-    launch: Launch
+    launch: PreparedLaunch
     variant: Variant
     shape: Ints
     lse_shape: Ints
@@ -71,20 +72,18 @@ class PreparedCall(NamedTuple):
         return True
 
 
-class Kind:
-    """Calls that differ in nothing but sizes, strides and addresses.
+class PreparedCalls:
+    """Calls of a kind: those that differ in nothing but sizes, strides and addresses.
 
     Parameters
     ----------
     problem : Problem
-        The problem of one of them.
+        The problem of one of them, with its arrays on the current device.
     layout : str
-    device : Device
-    device_id : int
-        The current device.
-    planner : Planner
     extras : Extras
         The extras of one of them.
+    kernel, batch_invariant, num_splits
+        As in `cufa.planner.attention.Planner`.
     padded : bool
         Whether zeros follow the rows of K and V, up to whole chunks of `ALIGNMENT` bytes.
 
@@ -100,18 +99,26 @@ class Kind:
         Calls that came twice and are prepared, the oldest first.
     latest : tuple
         The key of the latest one that has been prepared, and the call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `Planner`.
     """
 
     def __init__(
         self,
         problem: Problem,
         layout: str,
-        device: Device,
-        device_id: int,
-        planner: Planner,
         extras: Extras,
+        kernel: str | Variant | None = None,
+        *,
+        batch_invariant: bool = False,
+        num_splits: int | None = None,
         padded: bool = False,
     ) -> None:
+        import cupy
+
         self.problem = problem
         self.layout = layout
         self.calls: dict[Key, PreparedCall] = {}
@@ -124,9 +131,11 @@ class Kind:
         self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
         self._reads = problem.reads  # whatever the lengths
         self.has_block_mask = problem.of(Blocks) is not None
-        self._device, self._device_id = device, device_id
-        self._planner = planner
-        self._loaded: dict[Variant, Loaded] = {}
+        self._device_id = cupy.cuda.runtime.getDevice()
+        self._device = device = devices.of_id(self._device_id)
+        table = user_table(device) if problem.kv == "Dense" else None  # others are not tuned
+        self._planner = Planner(problem, device, kernel, table, batch_invariant, num_splits)
+        self._loaded: dict[Variant, LoadedKernel] = {}
 
     def prepare(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call; None if it is empty.
@@ -159,7 +168,7 @@ class Kind:
         self.latest = key, call
         return call
 
-    def alone(self, key: Key, address: int) -> PreparedCall | None:
+    def fallback(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call whose blocks share no memory; None if there is no other way.
 
         Parameters
@@ -167,8 +176,8 @@ class Kind:
         key, address
             As in `prepare`.
         """
-        otherwise = self._planner.otherwise
-        return None if otherwise is None else self._prepared(Signature.of(key), address, otherwise)
+        planner = self._planner.fallback
+        return None if planner is None else self._prepared(Signature.of(key), address, planner)
 
     def _plain(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call on 4-D arrays that its kernel takes as they are; None if it is another.
@@ -192,7 +201,7 @@ class Kind:
         floats = plan.workspace_floats
         if floats or not self._viewer.is_plain(aligned, strides, loaded.tma):
             return None
-        launch = loaded.launch(plan, problem, (q, k, v, result), strides, address, (), NO_EXTRAS)
+        launch = loaded.prepared(plan, problem, (q, k, v, result), strides, address, (), NO_EXTRAS)
         return PreparedCall(launch, plan.variant, result, result[:3], False, 0, (), ())
 
     def _prepared(
@@ -222,7 +231,7 @@ class Kind:
         address &= -ALIGNMENT  # that of an array which may be copied
         floats = plan.workspace_floats
         return PreparedCall(
-            loaded.launch(plan, problem, views.shapes, strides, address, numbers, extras),
+            loaded.prepared(plan, problem, views.shapes, strides, address, numbers, extras),
             plan.variant,
             shape,
             result[:3] if len(shape) == 4 else shape[:-1],
@@ -252,11 +261,11 @@ class Kind:
             return problem._replace(sequences=sequences)
         return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
 
-    def _load(self, variant: Variant) -> Loaded:
+    def _load(self, variant: Variant) -> LoadedKernel:
         function = jit.kernel(variant, self._device, self._device_id)
-        loaded = Loaded(variant, function, self._device_id, self._extras)
+        loaded = LoadedKernel(variant, function, self._device_id, self._extras)
         if not is_capturing():
             loaded.reserve()
-            if self._planner.otherwise is not None:  # what may be captured instead needs counters
+            if self._planner.fallback is not None:  # what may be captured instead needs counters
                 counters.of_device(self._device_id).reserve()
         return self._loaded.setdefault(variant, loaded)

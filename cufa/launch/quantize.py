@@ -8,8 +8,9 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launch, launcher
+from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.quantized.scales import shape_of_scales
+from cufa.quantized.sequences import blocks_of
 from cufa.quantized.transform import columns_of, sign_bits
 from cufa.specs.quantize import (
     CONVERT,
@@ -26,7 +27,14 @@ _ALL = 31  # log2 of the rows of a block that is all of a head
 
 
 def quantize(
-    x: Array, granularity: str, block: int | None, hadamard: bool, seed: int, transposed: bool
+    x: Array,
+    granularity: str,
+    block: int | None,
+    hadamard: bool,
+    seed: int,
+    transposed: bool,
+    cu_seqlens: Array | None = None,
+    used: Array | None = None,
 ) -> tuple[Array, Array]:
     """Return bytes and scales, as `cufa.Quantized` holds them, on the current device and stream.
 
@@ -36,6 +44,10 @@ def quantize(
         Any strides.
     granularity, block, hadamard, seed, transposed
         As in `cufa.quantize`, checked.
+    cu_seqlens : cupy.ndarray of int32, (sequences + 1,), optional
+        Contiguous: where sequences begin that get blocks of their own.
+    used : cupy.ndarray of int32, (batch,) or (sequences,), optional
+        Contiguous: how many of their rows count; the others are zeros.
 
     Raises
     ------
@@ -51,13 +63,17 @@ def quantize(
             f"x is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or later "
             "is needed for 8 bits; cufa.quantize(cupy.asnumpy(x)) runs on the CPU"
         )
-    batch, heads, seq, head_dim = x.shape
-    columns, blocks = columns_of(head_dim), -(-seq // ROWS)
+    batch, heads, rows, head_dim = x.shape
+    columns, blocks, seq, sequences = columns_of(head_dim), -(-rows // ROWS), rows, batch
+    if cu_seqlens is not None:
+        sequences = cu_seqlens.size - 1
+        blocks = blocks_of(rows, sequences)
+        seq = blocks * ROWS
     stored = (blocks, columns, ROWS) if transposed else (seq, columns)
     values = cupy.empty((batch, heads, *stored), np.uint8)
-    scales = cupy.empty(shape_of_scales(granularity, block, x.shape), np.float32)
-    if x.size == 0:
-        scales.fill(1)
+    scales = cupy.empty(shape_of_scales(granularity, block, (batch, heads, seq)), np.float32)
+    if x.size == 0 or sequences == 0:
+        scales.fill(1), values.fill(0)
         return values, scales
     x = _readable(x)
     largest = None
@@ -71,17 +87,20 @@ def quantize(
     p = parameter[0]
     p["x"] = (x.data.ptr, *(step // x.itemsize for step in x.strides[:3]))
     p["values"], p["scales"] = values.data.ptr, scales.data.ptr
-    p["largest"] = 0 if largest is None else largest.data.ptr
+    optional = {"largest": largest, "cu_seqlens": cu_seqlens, "used": used}
+    for name, array in optional.items():
+        p[name] = 0 if array is None else array.data.ptr
     words = sign_bits(seed, columns)
     p["signs"][: len(words)] = words
-    p["heads"], p["seq"], p["head_dim"], p["blocks"] = heads, seq, x.shape[3], blocks
+    p["heads"], p["rows"], p["seq"], p["head_dim"] = heads, rows, seq, x.shape[3]
+    p["blocks"], p["sequences"] = blocks, sequences
     p["block_log2"] = _ALL if block is None else block.bit_length() - 1
     p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
     grid = batch * heads * blocks, 1, 1
     for each in passes:
         kernel = instance(x.dtype.name, columns, hadamard, transposed, each)
         function = jit.kernel(kernel, device, device_id)
-        Launch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
+        PreparedLaunch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
     return values, scales
 
 

@@ -44,7 +44,7 @@ class NotSetAsideError(RuntimeError):
     """A launch is captured, for which no memory was set aside."""
 
 
-class Place(NamedTuple):
+class Allocation(NamedTuple):
     """Memory of a launch.
 
     Attributes
@@ -82,14 +82,14 @@ class Scratch:
 
         self._current_stream = cupy.cuda.get_current_stream
         self._lock = threading.Lock()
-        self._of_stream: dict[int, Place] = {}
+        self._of_stream: dict[int, Allocation] = {}
         self._largest = 0  # bytes that are set aside for a capture
-        self._reserves: list[Place] = []  # of the next captures
+        self._reserves: list[Allocation] = []  # of the next captures
         self._has_reserves = False  # as many as there can be
-        self._of_capture: dict[tuple[int, int], Place] = {}
-        self._captured: list[Place] = []  # as long as we live
+        self._of_capture: dict[tuple[int, int], Allocation] = {}
+        self._captured: list[Allocation] = []  # as long as we live
 
-    def take(self, floats: int) -> Place:
+    def take(self, floats: int) -> Allocation:
         """Return memory for a launch on the current stream.
 
         Parameters
@@ -118,7 +118,7 @@ class Scratch:
                     place = self._give(key, nbytes)
         return place
 
-    def _give(self, key: int, nbytes: int) -> Place:
+    def _give(self, key: int, nbytes: int) -> Allocation:
         """Give the current stream `nbytes` of memory.
 
         Its earlier memory goes back to CuPy's pool, which gives it to nobody but that stream.
@@ -131,11 +131,11 @@ class Scratch:
         memory = cupy.cuda.alloc(nbytes)
         memory.memset_async(_ONES, nbytes)
         if not kept:
-            return Place(int(memory.ptr), nbytes, memory)
+            return Allocation(int(memory.ptr), nbytes, memory)
         self._of_stream.pop(key, None)
         while len(self._of_stream) >= _STREAMS:
             del self._of_stream[next(iter(self._of_stream))]
-        place = self._of_stream[key] = Place(int(memory.ptr), nbytes, memory)
+        place = self._of_stream[key] = Allocation(int(memory.ptr), nbytes, memory)
         return place
 
     def _set_aside(self, nbytes: int) -> None:
@@ -145,10 +145,10 @@ class Scratch:
             self._reserves.clear()  # no launch has used them
         while len(self._reserves) < min(_RESERVES, _RESERVED // self._largest):
             memory = counters.filled(self._largest, _ONES)
-            self._reserves.append(Place(int(memory.ptr), self._largest, memory))
+            self._reserves.append(Allocation(int(memory.ptr), self._largest, memory))
         self._has_reserves = True
 
-    def _take_for_capture(self, nbytes: int) -> Place:
+    def _take_for_capture(self, nbytes: int) -> Allocation:
         """Return memory that a capture has for itself."""
         key = current_capture()
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from cufa.arrays import Ints
 
 Key = tuple[Any, ...]
-Place = tuple[int, int]
+AddressSlot = tuple[int, int]
 """A word of a kernel's parameter, and which of a launch's addresses goes there."""
 
 TENSORS = 5

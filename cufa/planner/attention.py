@@ -76,7 +76,7 @@ class Planner:
 
     Attributes
     ----------
-    otherwise : TiledPlanner or None
+    fallback : TiledPlanner or None
         Plans a kernel of attention's own, where that may take the place of another.
 
     Raises
@@ -100,13 +100,13 @@ class Planner:
         # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
         self._counts_keys = is_uneven(problem.score) or problem.hides_far_keys
         self._rounded: Callable[[int, int], tuple[int, int]] | None = None
-        self.otherwise: tiled.TiledPlanner | None = None
+        self.fallback: tiled.TiledPlanner | None = None
         if problem.kv not in CACHES:
             self._tiled = tiled.TiledPlanner(problem, device, kernel, table)
             if not is_uneven(tuple(name for name in problem.score if name != "Causal")):
                 self._rounded = self._tiled.rounded
             self._may_decode = kernel is None and _can_decode(problem)
-            self.otherwise = self._tiled if self._may_decode and not batch_invariant else None
+            self.fallback = self._tiled if self._may_decode and not batch_invariant else None
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""

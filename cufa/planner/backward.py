@@ -12,9 +12,9 @@ from cufa.features.sinks import Sinks
 from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, BackwardSpec, around
 from cufa.specs.instance import Instance
+from cufa.specs.template_arguments import TemplateArguments
 
 _FILL = 0.9  # part of the time in which multiprocessors work: more is not worth the parts' memory
 _ALIGNMENT = 4  # float32 numbers: 16 bytes

@@ -11,7 +11,7 @@ from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
-from cufa.specs.arguments import TemplateArguments
+from cufa.specs.template_arguments import TemplateArguments
 
 _LAUNCH_US = 2.0
 """For a launch, whatever it computes."""

@@ -9,8 +9,9 @@ from cufa.features.parts import is_uneven, kind_of, part_named
 from cufa.planner.checks import check_device
 from cufa.planner.scheduler import uneven_sections
 from cufa.problem.problem import Problem
+from cufa.quantized.sequences import ROWS, blocks_of
 from cufa.specs import quantize
-from cufa.specs.fp8_wgmma import KVS, SCORES, SPEC, Fp8Tile
+from cufa.specs.fp8_wgmma import SCORES, SPEC, Fp8Tile
 from cufa.specs.instance import Instance
 
 _MAX_GRID = 2**31 - 1
@@ -77,7 +78,10 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     score = problem.score
     instance = SPEC.instance(problem.dtype, columns, columns_v, score, problem.kv)
     tile = SPEC.tile(columns, columns_v, score)
+    is_ragged = problem.kv == "Varlen"
     q_tiles = -(-problem.seq_q // tile.bm)
+    if is_ragged:  # see kernels/kv.cuh
+        q_tiles = problem.seq_q // tile.bm + problem.sequences
     tiles = problem.batch * problem.heads_q * q_tiles
     if tiles > _MAX_GRID:
         raise ValueError(
@@ -85,7 +89,7 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
             f"{tiles} tiles, more than {_MAX_GRID}"
         )
     sections = 1, 0
-    if is_uneven(score):
+    if is_uneven(score) and not is_ragged:
         sections = uneven_sections(problem, device, columns + columns_v, (tile.bm, 1, q_tiles), 1)
     grid = min(tiles, device.sm_count)
     reason = "the kernel of 8 bits" if kernel is None else "forced kernel"
@@ -116,11 +120,6 @@ def _check(problem: Problem, device: Device, kernel: object) -> None:
             f"precision: {name}, the kernel of 8 bits, is for {' and '.join(SPEC.archs)}, "
             f"{device.name} is {device.arch}; {others} run there, and NumPy arrays on the CPU"
         )
-    if problem.kv not in KVS:
-        raise ValueError(
-            f"precision: {name} is not for sequences that follow each other in an array; "
-            "cufa.attention takes padded ones, with lengths_q and lengths_k"
-        )
     if problem.dtype not in SPEC.dtypes:
         raise ValueError(
             f"out_dtype: {name} writes {' or '.join(SPEC.dtypes)}, not {problem.dtype}"
@@ -131,7 +130,9 @@ def _check(problem: Problem, device: Device, kernel: object) -> None:
             raise ValueError(f"{argument}: {name} has no such scores; {others} take it")
     longest, argument = problem.longest
     for array, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
-        if length > _MAX_LENGTH:
+        is_ragged = problem.kv == "Varlen"
+        rows = ROWS * blocks_of(length, problem.sequences) if is_ragged else length
+        if rows > _MAX_LENGTH:
             raise ValueError(f"{array} has seq {length}, more than {name}'s {_MAX_LENGTH}")
         if length > longest:
             raise ValueError(f"{argument}: {array} has seq {length}, more than {longest}")

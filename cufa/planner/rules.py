@@ -92,8 +92,7 @@ class Choice:
 
     Parameters
     ----------
-    kernel : Spec
-    dtype : str
+    kernel, dtype : str
     head_dims : tuple of int
         Head dims of a problem; those of the variants hold them.
     score : tuple of str
@@ -112,29 +111,29 @@ class Choice:
 
     def __init__(
         self,
-        kernel: Spec,
+        kernel: str,
         dtype: str,
         head_dims: tuple[int, int],
         score: tuple[str, ...],
         device: Device,
         kv: str = "Dense",
     ) -> None:
-        self._kernel, self._sm_count = kernel, device.sm_count
-        compiled = kernel.padded(device, *head_dims)
+        self._kernel, self._sm_count = ATTENTION_KERNELS[kernel], device.sm_count
+        compiled = self._kernel.padded(device, *head_dims)
         self._element_mb = sum(head_dims) * DTYPES[dtype].bytes / 1e6  # of a row of Q and of O
         self._copies = copies(head_dims, compiled)
         self._uneven = edges(score) > 0
         # Where queries are more than keys, those in front see none; with other masks, they see all
         self._is_top_left = "TopLeft" in score
         self._hides_rows = "Causal" in score and "TopLeft" not in score
-        costs = kernel.costs.get((*compiled, self._uneven), {})
+        costs = self._kernel.costs.get((*compiled, self._uneven), {})
         legal: dict[Variant, TileShape] = {}
-        for tile in costs or kernel.tiles(device, compiled):
+        for tile in costs or self._kernel.tiles(device, compiled):
             shape = tile._replace(ping_pong=_turns(tile, score, compiled[1]))._asdict()
-            variant = Variant(kernel.name, dtype, *compiled, **shape, score=score, kv=kv)
+            variant = Variant(kernel, dtype, *compiled, **shape, score=score, kv=kv)
             if variant.illegal(device) is None:
                 legal[variant] = tile
-        self.variants = _with_room(kernel, score, _within_blocks(score, list(legal)))
+        self.variants = _with_room(self._kernel, score, _within_blocks(score, list(legal)))
         self._priced: list[_Priced] = []
         self._floors: list[_Floor] = []
         for variant in self.variants if costs else ():
@@ -302,17 +301,8 @@ def _with_room(kernel: Spec, score: tuple[str, ...], variants: list[Variant]) ->
     return [each for each in variants if spare(each) >= _ROOM] or variants
 
 
-@functools.lru_cache(maxsize=4096)
-def choice(
-    kernel: str,
-    dtype: str,
-    head_dims: tuple[int, int],
-    score: tuple[str, ...],
-    device: Device,
-    kv: str = "Dense",
-) -> Choice:
-    """Return the choice between the variants of a kernel."""
-    return Choice(ATTENTION_KERNELS[kernel], dtype, head_dims, score, device, kv)
+choice = functools.lru_cache(maxsize=4096)(Choice)
+"""Return the choice between the variants of a kernel, made once."""
 
 
 def choice_of(problem: Problem, device: Device, kernel: str) -> Choice:

@@ -16,7 +16,7 @@ import numpy as np
 from cufa.arrays import Array, ArrayInfo, Ints, module_of
 from cufa.checks import check_devices, shown_dtype
 from cufa.dtypes import DTYPES
-from cufa.features.expression.own import Own
+from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.part import Part
 from cufa.features.parts import ARRAYS, PARTS, part_named
 from cufa.features.user_functions import BLOCKS
@@ -240,9 +240,11 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
     return None
 
 
-def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
-    """Refuse arrays that a caller's own expressions cannot read on the GPU; as `parse_beside`."""
-    for name, array in zip(own.names, own.arrays, strict=True):
+def check_function_arrays(
+    functions: TracedFunctions, sizes: Sizes, xp: ModuleType, why: str
+) -> None:
+    """Refuse arrays that a caller's functions cannot read; as `parse_score_arrays`."""
+    for name, array in zip(functions.names, functions.arrays, strict=True):
         if module_of(name, array) is not xp:
             raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
         if xp is not np:
@@ -252,8 +254,12 @@ def check_own(own: Own, sizes: Sizes, xp: ModuleType, why: str) -> None:
             raise ValueError(f"{name} has shape {array.shape}: {complaint}")
 
 
-def parse_beside(
-    arrays: Mapping[str, Array | None], own: Own, ndim: int, sizes: Sizes, xp: ModuleType
+def parse_score_arrays(
+    arrays: Mapping[str, Array | None],
+    functions: TracedFunctions,
+    ndim: int,
+    sizes: Sizes,
+    xp: ModuleType,
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
     """Check the arrays next to q, k and v.
 
@@ -261,7 +267,7 @@ def parse_beside(
     ----------
     arrays : mapping
         By argument; None where there is none.
-    own : Own
+    functions : TracedFunctions
     ndim, sizes
         As in `steps`.
     xp : module
@@ -306,8 +312,8 @@ def parse_beside(
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
-    check_own(own, sizes, xp, "as q is")
-    return (*reads, *own.parts), views
+    check_function_arrays(functions, sizes, xp, "as q is")
+    return (*reads, *functions.parts), views
 
 
 def _other_mask(dtype: np.dtype) -> str:

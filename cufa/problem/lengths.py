@@ -148,7 +148,7 @@ def parse_offsets(
         if not isinstance(array, np.ndarray):
             continue
         if name in totals:
-            _check_offsets(name, array, totals[name])
+            check_offsets(name, array, totals[name])
         else:
             _check_used(name, array, arrays["cu_seqlens_k"])
         checked[name] = np.ascontiguousarray(array, np.int32)
@@ -170,7 +170,8 @@ def _check_used(name: str, used: np.ndarray, offsets: Array) -> None:
         )
 
 
-def _check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
+def check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
+    """Refuse offsets on the host that do not begin with 0, decrease, or exceed the rows."""
     if offsets[0] != 0:
         raise ValueError(f"{name}[0] is {offsets[0]}: it must be 0")
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])

@@ -15,8 +15,8 @@ import numpy as np
 from cufa.arrays import Array, Ints, Operands, as_bhsd
 from cufa.checks import check_devices, check_dtypes, check_layout, check_out
 from cufa.features import values_of
-from cufa.features.expression.own import NOTHING, Own
-from cufa.problem.extras import arrays_of, parse_beside
+from cufa.features.expression.tracing import NOTHING, TracedFunctions
+from cufa.problem.extras import arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.problem import Problem, from_shapes
 
@@ -24,7 +24,7 @@ from cufa.problem.problem import Problem, from_shapes
 def parse(
     arguments: Mapping[str, Any],
     xp: ModuleType,
-    own: Own = NOTHING,
+    functions: TracedFunctions = NOTHING,
     shown: tuple[Ints, ...] | None = None,
 ) -> tuple[Problem, Operands]:
     """Check the arguments of a call and bring the arrays to 4-D. Nothing is written or copied.
@@ -36,7 +36,7 @@ def parse(
         not looked at.
     xp : module
         The result of `array_module` for these arrays.
-    own : Own
+    functions : TracedFunctions
         Its `score_mod` and `mask_mod`, traced.
     shown : tuple of tuple of int, optional
         Shapes of q, k and v that errors quote, if the caller's arrays have others.
@@ -76,12 +76,12 @@ def parse(
         asked=values_of(arguments),
         shown=shown or (q.shape, k.shape, v.shape),
     )
-    beside = arrays_of(arguments)
-    reads, views = parse_beside(beside, own, q.ndim, problem.sizes, xp)
+    score_arrays = arrays_of(arguments)
+    reads, views = parse_score_arrays(score_arrays, functions, q.ndim, problem.sizes, xp)
     problem = problem.reading(*reads)._replace(returns_lse=bool(arguments.get("return_lse")))
-    operands = operands._replace(beside=views)
-    inputs |= {name: array for name, array in beside.items() if array is not None}
-    inputs |= own.read
+    operands = operands._replace(score_arrays=views)
+    inputs |= {name: array for name, array in score_arrays.items() if array is not None}
+    inputs |= functions.read
     for name, most in (("lengths_k", problem.seq_kv), ("lengths_q", problem.seq_q)):
         lengths = arguments.get(name)
         if lengths is None:

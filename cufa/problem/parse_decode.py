@@ -25,8 +25,8 @@ from cufa.checks import (
 )
 from cufa.features import parse as parse_features
 from cufa.features import values_of
-from cufa.features.expression.own import NOTHING
-from cufa.problem.extras import arrays_of, parse_beside
+from cufa.features.expression.tracing import NOTHING
+from cufa.problem.extras import arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem, check_shapes
@@ -49,8 +49,8 @@ class DecodeOperands(NamedTuple):
         (batch,) on the device, or int32 on the host; None for `capacity` of each.
     block_table : array or None
         (batch, pages a sequence) on the device, or int32 on the host.
-    beside : mapping
-        NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_beside`.
+    score_arrays : mapping
+        NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_score_arrays`.
     scales : tuple of array
         Of K and of V in 8 bits: (batch, heads, capacity) views, or (pages, heads, page_size).
     """
@@ -61,7 +61,7 @@ class DecodeOperands(NamedTuple):
     lengths: Array
     block_table: Array
     out: Array
-    beside: Mapping[str, Array] = MappingProxyType({})
+    score_arrays: Mapping[str, Array] = MappingProxyType({})
     scales: tuple[Array, ...] = ()
 
 
@@ -131,11 +131,11 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     )
     if block_table is not None:
         problem = problem._replace(pages=blocks, page_size=keys)
-    beside = arrays_of(arguments)
-    reads, of_score = parse_beside(beside, NOTHING, 4, problem.sizes, xp)
+    score_arrays = arrays_of(arguments)
+    reads, of_score = parse_score_arrays(score_arrays, NOTHING, 4, problem.sizes, xp)
     problem = problem.reading(*reads)
     problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype, kv_dtype))
-    arrays |= {name: array for name, array in beside.items() if array is not None} | scales
+    arrays |= {name: array for name, array in score_arrays.items() if array is not None} | scales
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
         if isinstance(lengths, np.ndarray):

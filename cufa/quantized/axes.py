@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from cufa.arrays import Array, Ints, as_bhsd
+from cufa.checks import check_integer
 
 LAYOUTS = ("bhsd", "bshd", "thd")
 
 _MAX_HEAD_DIM = 256
 
 
-def check_axes(name: str, shape: object, layout: object) -> None:
-    """Refuse a shape that does not fit a layout, and head dims that attention does not take."""
+def check_order(layout: object) -> None:
+    """Refuse what is no order of axes."""
     if not isinstance(layout, str):
         raise TypeError(f"layout must be a string, not {type(layout).__name__}")
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be 'bhsd', 'bshd' or 'thd', not {layout!r}")
+
+
+def check_axes(name: str, shape: object, layout: object) -> None:
+    """Refuse a shape that does not fit a layout, and head dims that attention does not take."""
+    check_order(layout)
     if not isinstance(shape, tuple):
         raise TypeError(f"{name} must be a tuple of sizes, not {type(shape).__name__}")
+    for size in shape:
+        check_integer(name, size, "a tuple of integers")
     if layout == "thd" and len(shape) != 3:
         raise ValueError(f"{name} has shape {shape}: layout 'thd' is of 3 axes")
     if not 2 <= len(shape) <= 4:

@@ -12,7 +12,8 @@ from cufa.checks import check_flag, check_seed, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.quantized.axes import check_axes, restored_axes, sizes_of
 from cufa.quantized.e4m3 import E4M3, expanded
-from cufa.quantized.scales import check_granularity, of_rows, shape_of_scales
+from cufa.quantized.scales import check_granularity, check_sequences, of_rows, shape_of_scales
+from cufa.quantized.sequences import ROWS, blocks_of, in_order
 from cufa.quantized.transform import columns_of, restored
 from cufa.quantized.transposed import KEYS, rows_of
 
@@ -26,10 +27,12 @@ class Quantized:
     values : array, shape (b, h, s, columns)
         `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or 256
         columns, the least number of these that holds a row of the source. Without a transform,
-        columns behind it are 0. (b, h, blocks, columns, 128) if they are transposed.
+        columns behind it are 0. (b, h, blocks, columns, 128) if they are transposed. With
+        `cu_seqlens`, s is 128 * (tokens // 128 + sequences): sequence i begins at row 128 *
+        (cu_seqlens[i] // 128 + i), and no number between sequences counts.
     scales : array of float32
-        Factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
-        head, (b, h, 1) for each head, or (1, 1, 1).
+        Positive factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
+        head, (b, h, 1) for each head, or (1, 1, 1). On CuPy, others give results that mean nothing.
     shape : tuple of int
         Shape of the source.
     dtype : dtype
@@ -50,6 +53,8 @@ class Quantized:
     transposed : bool
         Whether `values` are transposed in blocks of 128 rows; behind the last row are zeros. 16
         rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
+    cu_seqlens : array of int32, shape (sequences + 1,), optional
+        Where sequences begin in a source of layout "thd", if each has blocks of its own.
 
     Raises
     ------
@@ -72,6 +77,7 @@ class Quantized:
     layout: str = "bhsd"
     mean: Array | None = None
     transposed: bool = False
+    cu_seqlens: Array | None = None
 
     def __post_init__(self) -> None:
         """Check that all fit each other."""
@@ -87,6 +93,8 @@ class Quantized:
         object.__setattr__(self, "block", block)
         batch, heads, seq, head_dim = sizes_of(self.shape, self.layout)
         columns = columns_of(head_dim)
+        if self.cu_seqlens is not None:
+            seq = self._check_sequences(block)
         stored: Ints = (batch, heads, seq, columns)
         scales = shape_of_scales(self.granularity, block, stored)
         if self.transposed:
@@ -104,6 +112,21 @@ class Quantized:
             if array.dtype != dtype:
                 given = shown_dtype(array.dtype)
                 raise TypeError(f"{name} has dtype {given}, but {dtype.name} is needed")
+        if xp is np and not ((self.scales > 0) & (self.scales < np.inf)).all():
+            raise ValueError("scales must be positive and finite")
+
+    def _check_sequences(self, block: int | None) -> int:
+        """Refuse what sequences in blocks of their own do not have; return how many rows there are.
+
+        They take no mean, since it would be that of all.
+        """
+        check_sequences(self.layout, block, self.mean is not None)
+        offsets = self.cu_seqlens
+        assert offsets is not None
+        if offsets.ndim != 1 or offsets.size < 1 or offsets.dtype != np.int32:
+            given = f"{shown_dtype(offsets.dtype)} {offsets.shape}"
+            raise ValueError(f"cu_seqlens must be int32 (sequences + 1,), not {given}")
+        return ROWS * blocks_of(self.shape[0], offsets.size - 1)
 
     def __repr__(self) -> str:
         """Say all but the numbers."""
@@ -111,6 +134,8 @@ class Quantized:
         signs = f", seed={self.seed}" if self.hadamard else ""
         smooth = "" if self.mean is None else ", smooth=True"
         smooth += ", transposed=True" if self.transposed else ""
+        if self.cu_seqlens is not None:
+            smooth += f", {self.cu_seqlens.size - 1} sequences"
         return (
             f"Quantized(shape={self.shape}, dtype={self.dtype.name}, layout={self.layout!r}, "
             f"granularity={self.granularity!r}{rows}, hadamard={self.hadamard}{signs}{smooth}, "
@@ -121,7 +146,8 @@ class Quantized:
     def module(self) -> ModuleType:
         """The module that the arrays belong to, numpy or cupy."""
         arrays = {"values": self.values, "scales": self.scales}
-        return module_of_all(arrays if self.mean is None else {**arrays, "mean": self.mean})
+        others = {"mean": self.mean, "cu_seqlens": self.cu_seqlens}
+        return module_of_all(arrays | {name: x for name, x in others.items() if x is not None})
 
     @property
     def transform(self) -> str:
@@ -137,8 +163,12 @@ class Quantized:
             Rows after the transform, if there is one.
         """
         *_, seq, _ = sizes_of(self.shape, self.layout)
-        values = rows_of(self.values, seq) if self.transposed else self.values
-        return expanded(values, self.module) * of_rows(self.scales, self.block, seq)
+        rows, offsets, xp = seq, self.cu_seqlens, self.module
+        if offsets is not None:
+            rows = ROWS * blocks_of(seq, offsets.size - 1)
+        values = rows_of(self.values, rows) if self.transposed else self.values
+        found = expanded(values, xp) * of_rows(self.scales, self.block, rows)
+        return found if offsets is None else in_order(found, offsets, seq, xp)
 
     def dequantize(self) -> Array:
         """Return the array that this stands for.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.specs.layout import of_parts, structure
+from cufa.specs.structs import of_parts, structure
 
 
 class AuxiliarySpec(NamedTuple):

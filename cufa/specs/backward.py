@@ -13,11 +13,11 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import kind_of, part_named
 from cufa.features.user_functions import BLOCKS, OWN
 from cufa.specs import kv
-from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.instance import Instance
-from cufa.specs.layout import TENSOR, of_parts, structure
 from cufa.specs.params import MAP_WORDS, MAPS_ALIGNMENT
 from cufa.specs.params import PARAMS as FORWARD
+from cufa.specs.structs import TENSOR, of_parts, structure
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 PARAMS = np.dtype(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.layout import struct
+from cufa.specs.structs import struct
 
 SPEC = AuxiliarySpec(
     "block_mask",

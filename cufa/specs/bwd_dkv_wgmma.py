@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import BackwardSpec, Tiles
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 # dK, or dV, of 64 keys is half of head_dim registers. bm is that of bwd_dq_wgmma, as both read the

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import BackwardSpec, Tiles
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 # dQ of 64 rows is half of head_dim registers, S and dP half of bn each, dS a quarter. Stages hold K

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.backward import BackwardSpec, Tiles, computes
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 # dK and dV of 64 keys are half of head_dim + head_dim_v registers, S^T and dP^T half of bm each,

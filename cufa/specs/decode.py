@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.rings import Ring
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 _LARGE = ((64, 1, 8), (32, 2, 8), (32, 1, 8))
 _SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))

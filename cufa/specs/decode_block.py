@@ -6,10 +6,10 @@ import functools
 
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import DIVISOR, PAGES
-from cufa.specs.layout import TENSOR, struct
 from cufa.specs.spec import Spec
+from cufa.specs.structs import TENSOR, struct
+from cufa.specs.template_arguments import TemplateArguments
 
 PARAMS = struct(
     (TENSOR, "q k v o"),

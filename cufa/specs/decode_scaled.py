@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.arguments import NUMBERS, TemplateArguments
-from cufa.specs.layout import TENSOR, extended
 from cufa.specs.rings import Ring
 from cufa.specs.spec import Spec
+from cufa.specs.structs import TENSOR, extended
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 PARAMS = extended(decode_block.PARAMS, (TENSOR, "k_scale v_scale"))
 """The layout of ``ScaledParams`` in ``kernels/decode_params.cuh``."""

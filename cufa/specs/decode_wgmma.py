@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.rings import Ring
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 _TEAM = 4  # warps
 _SHAPES = ((64, 2, 16), (64, 3, 8), (64, 2, 8), (32, 2, 8))

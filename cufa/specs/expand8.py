@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.layout import TENSOR, struct
+from cufa.specs.structs import TENSOR, struct
 
 CHUNK = 16
 """Columns that a thread expands."""

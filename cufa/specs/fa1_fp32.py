@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.space import Space, output, scores
 from cufa.specs.spec import Spec, Tiles
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 # One block a head: as many rows and keys as fit, on eight warps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cufa.dtypes import DTYPES
-from cufa.specs.arguments import TemplateArguments
+from cufa.specs.template_arguments import TemplateArguments
 
 
 def shared_memory(v: TemplateArguments, row_warps: int) -> dict[str, int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.specs import fa2_block
-from cufa.specs.arguments import TemplateArguments
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space, output, scores
 from cufa.specs.spec import Spec, Tiles
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 # sm_90 and sm_100: 227 KiB of shared memory a block. 32 rows a warp halve the shared-memory reads

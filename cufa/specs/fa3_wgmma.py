@@ -6,11 +6,11 @@ from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.features.parts import are_apart, edges, part_named
 from cufa.features.user_functions import BLOCKS
-from cufa.specs.arguments import NUMBERS, TemplateArguments
 from cufa.specs.hopper_costs import COSTS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space
 from cufa.specs.spec import Spec, Tiles
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 from cufa.specs.tile import panel_columns
 
 WGMMA_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)

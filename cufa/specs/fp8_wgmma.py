@@ -10,13 +10,13 @@ import numpy as np
 from cufa.device import Device
 from cufa.specs.instance import Instance
 from cufa.specs.kv import LENGTHS
-from cufa.specs.layout import of_parts, structure
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
+from cufa.specs.structs import of_parts, structure
 
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
 
-KVS = ("Dense", "Padded")
+KVS = ("Dense", "Padded", "Varlen")
 """The ways of ``kernels/kv.cuh`` that its sequences can be of."""
 
 SCORES = (
@@ -29,11 +29,7 @@ SCORES = (
 _SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
 _WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a sequence's lengths
 
-# Columns of V of which P V is computed at once: these sums and O, in float32, share the registers
-# with S and P.
-_PIECES = MappingProxyType({64: 32, 96: 96, 128: 128, 192: 96, 256: 64})
-# And with what scores are computed from.
-_PIECES_OF_COMPUTED = MappingProxyType({**_PIECES, 128: 64})
+# Scores that are computed from others, which takes registers
 _COMPUTED = frozenset(("FineSoftcap", "Alibi"))
 
 
@@ -48,20 +44,14 @@ class Fp8Tile(NamedTuple):
         Columns of a piece of P V, and how many pieces are computed at once.
     ping_pong : bool
         Whether consumers take turns.
-    o_first : bool
-        Whether P V is waited for in front of the exponentials.
-    polynomials : int
-        Exponentials of eight that are computed on the multiply-add units.
     """
 
     bm: int
     bn: int
     stages: int
     piece: int
-    in_flight: int = 1
+    in_flight: int
     ping_pong: bool = True
-    o_first: bool = False
-    polynomials: int = 0
 
     @property
     def threads(self) -> int:
@@ -69,16 +59,19 @@ class Fp8Tile(NamedTuple):
         return 2 * self.bm + 128
 
 
-# By the wider of the head dims, bm, bn and stages
+# By the wider of the head dims. With 64 columns of O there are registers for a third consumer.
 _TILES = MappingProxyType(
     {
         64: (192, 128, 4),
-        96: (128, 128, 4),
-        128: (128, 128, 4),
-        192: (128, 64, 4),
-        256: (128, 64, 4),
+        96: (128, 256, 3),
+        128: (128, 256, 2),
+        192: (128, 128, 2),
+        256: (128, 128, 2),
     }
 )
+_NARROW = MappingProxyType({96: (128, 128, 4), 128: (128, 128, 4)})  # for computed scores
+# By head dim of V
+_PIECES = MappingProxyType({64: 64, 96: 96, 128: 128, 192: 64, 256: 64})
 
 
 class Fp8Spec(NamedTuple):
@@ -106,8 +99,13 @@ class Fp8Spec(NamedTuple):
 
     def tile(self, head_dim: int, head_dim_v: int, score: tuple[str, ...] = ()) -> Fp8Tile:
         """Return the tile of compiled head dims and the parts of a score."""
-        pieces = _PIECES if _COMPUTED.isdisjoint(score) else _PIECES_OF_COMPUTED
-        return Fp8Tile(*_TILES[max(head_dim, head_dim_v)], pieces[head_dim_v])
+        widest = max(head_dim, head_dim_v)
+        tiles = _TILES if _COMPUTED.isdisjoint(score) else {**_TILES, **_NARROW}
+        bm, bn, stages = tiles[widest]
+        # Sums of P V take the registers of S.
+        piece = min(_PIECES[head_dim_v], bn)
+        units = head_dim_v // piece * max(1, bn // KEYS)
+        return Fp8Tile(bm, bn, stages, piece, min(2, units, bn // piece))
 
     def compiled(self, head_dim: int) -> int:
         """Return the least of `head_dims` that holds rows of a head dim."""

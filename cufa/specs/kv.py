@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.features.part import Parameter
-from cufa.specs.layout import struct
+from cufa.specs.structs import struct
 
 LENGTHS = {
     "Padded": tuple(Parameter(name, "u8") for name in ("lengths_k", "lengths_q")),

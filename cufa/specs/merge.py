@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.layout import struct
+from cufa.specs.structs import struct
 
 MAX_PARTS = 128
 """Parts whose addresses fit into the parameter, of 4 KiB at most; memory has those of others."""

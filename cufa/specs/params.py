@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cufa.specs.layout import TENSOR, struct
+from cufa.specs.structs import TENSOR, struct
 
 PARAMS = struct(
     (TENSOR, "q k v o"),

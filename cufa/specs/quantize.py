@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
-from cufa.specs.layout import TENSOR
+from cufa.specs.structs import TENSOR
 
 ROWS = 128
 """Rows of a head that a block of threads has."""
@@ -27,11 +27,14 @@ SPEC = AuxiliarySpec(
     params=np.dtype(
         [
             ("x", TENSOR),
-            *((name, "u8") for name in ("values", "scales", "largest")),
+            *((name, "u8") for name in ("values", "scales", "largest", "cu_seqlens", "used")),
             ("signs", "u4", SIGNS),
             *(
                 (name, "i4")
-                for name in ("heads", "seq", "head_dim", "blocks", "block_log2", "scales_a_head")
+                for name in (
+                    *("heads", "rows", "seq", "head_dim", "blocks", "block_log2"),
+                    *("scales_a_head", "sequences"),
+                )
             ),
         ],
         align=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cufa.specs.arguments import TemplateArguments
+from cufa.specs.template_arguments import TemplateArguments
 
 
 class Space(NamedTuple):

@@ -12,12 +12,12 @@ from cufa.device import Device
 from cufa.features.parts import PARTS, kind_of
 from cufa.features.user_functions import OWN
 from cufa.specs import kv
-from cufa.specs.arguments import NUMBERS, SWITCHES, TemplateArguments
 from cufa.specs.costs import Cost
-from cufa.specs.layout import of_parts, structure
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
 from cufa.specs.rings import Ring
 from cufa.specs.space import Space
+from cufa.specs.structs import of_parts, structure
+from cufa.specs.template_arguments import NUMBERS, SWITCHES, TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 MAX_TILE = 256

@@ -12,7 +12,7 @@ from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS, kind_of, part_named
 from cufa.specs import KERNELS
-from cufa.specs.arguments import NUMBERS, TemplateArguments
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 _DTYPE = {row.cpp: row.name for row in DTYPES.values()}
 _SPACES = re.compile(r"\s*([<>,])\s*")

@@ -18,7 +18,7 @@ from cufa import device as devices
 from cufa.explorer.clock import Call, Clock
 from cufa.planner.backward import backward_plan
 from cufa.problem.problem import Problem
-from cufa.specs.arguments import TemplateArguments
+from cufa.specs.template_arguments import TemplateArguments
 
 
 class Gradients(Contestants):

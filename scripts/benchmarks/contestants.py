@@ -19,7 +19,7 @@ from benchmarks.peers import PEERS, cufa_call
 from benchmarks.results import figures
 from cufa.explorer import stage
 from cufa.explorer.clock import Call
-from cufa.specs.arguments import TemplateArguments
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 CUFA = "cufa"

@@ -1,4 +1,4 @@
-"""Decoding over K and V of 8 bits, beside the same in 16, by graph replay."""
+"""Decoding over K and V of 8 bits, next to the same in 16, by graph replay."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from benchmarks.peers import PEERS, Maker, cufa_call, flash_attn_3_interface
 from benchmarks.race import Budget
 from cufa.explorer.clock import Call, Clock
 from cufa.planner.fp8 import Fp8Plan
-from cufa.specs.arguments import TemplateArguments
+from cufa.specs.template_arguments import TemplateArguments
 
 _FROM_16_BITS, _QUANTIZE = "from_16_bits", "quantize"
 

@@ -129,7 +129,8 @@ def _captured_by_torch(call: Call, calls: int) -> Call:
     with torch.cuda.stream(stream):
         call()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
+    # Differentiation has threads of its own, whose calls may not end the capture.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(calls):
             call()
     return graph.replay  # type: ignore[no-any-return]

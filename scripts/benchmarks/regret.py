@@ -157,7 +157,7 @@ def _right(
     stage: Stage, cell: Cell, calls: Mapping[Variant, Call], ranked: Sequence[Variant]
 ) -> list[Variant]:
     """Return the first of some variants and the `FINALISTS` next whose results are right."""
-    oracle = Oracle(stage.xp, cell.problem, *stage.operands[:3])
+    oracle = Oracle(stage.xp, cell.problem, *stage.operands[:3], stage.inputs)
     right: list[Variant] = []
     for variant in dict.fromkeys(v for v in ranked if v in calls):
         if len(right) > FINALISTS:

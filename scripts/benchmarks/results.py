@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cufa import cache
+from cufa import disk_cache
 
 _HEAD = {
     "bench": str,
@@ -169,7 +169,7 @@ def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
 def write(path: Path, result: dict[str, Any]) -> None:
     """Check a result, as `validate`, and put it in place whole: no reader sees half a file."""
     validate(result)
-    cache.write(path, _dump(result).encode())
+    disk_cache.write(path, _dump(result).encode())
 
 
 def read(path: Path) -> dict[str, Any]:

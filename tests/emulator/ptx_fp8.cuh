@@ -19,6 +19,25 @@ inline float8 narrow(float x) {
 }
 inline float load_early(const float* p) { return *p; }
 
+template <>
+inline void mma_m16n8k16<float8>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    struct Sums {
+        float values[4];
+    };
+    const Sums sums = emulator::meet<6>({a[0], a[1], a[2], a[3], b0, b1}, [](auto& words, int lane) {
+        const auto number = [&](int row, int word, int k) {
+            const uint32_t four = words[row * 4 + k % 16 / 4][word];
+            return wide(float8{static_cast<unsigned char>(four >> k % 4 * 8)});
+        };
+        Sums sums{};
+        for (int i = 0; i < 4; ++i)
+            for (int k = 0; k < 32; ++k)
+                sums.values[i] += number(lane / 4, i / 2 + k / 16 * 2, k) * number(lane % 4 * 2 + i % 2, 4 + k / 16, k);
+        return sums;
+    });
+    for (int i = 0; i < 4; ++i) d[i] += sums.values[i];
+}
+
 // Sums are those of a tensor core: the terms are cut off 13 bits below the largest one's first.
 template <int N>
 struct Wgmma<float8, N> {

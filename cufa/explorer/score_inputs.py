@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cufa.api.block_mask import BlockMask
 from cufa.arrays import Array, ArrayInfo, Ints
 from cufa.features import READINGS
-from cufa.features.expression.own import NOTHING, Own
+from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import Blocks
 from cufa.problem.extras import Extras
@@ -20,7 +20,7 @@ DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
 """The arguments that are arrays; `drawn` makes random ones."""
 
 
-class Beside(NamedTuple):
+class ScoreInputs(NamedTuple):
     """Inputs of a problem next to q, k and v.
 
     Attributes
@@ -29,7 +29,7 @@ class Beside(NamedTuple):
         Axes of the caller's q.
     arrays : mapping
         By argument of `cufa.attention`; those that are there.
-    own : Own
+    traced : TracedFunctions
         `score_mod` and `mask_mod`, traced.
     score_mod, mask_mod : function, str or None
         These themselves.
@@ -40,13 +40,13 @@ class Beside(NamedTuple):
 
     ndim: int = 4
     arrays: Mapping[str, Array] = MappingProxyType({})
-    own: Own = NOTHING
+    traced: TracedFunctions = NOTHING
     score_mod: Callable[..., Any] | str | None = None
     mask_mod: Callable[..., Any] | str | None = None
     block_mask: BlockMask | None = None
     seed: int = 0
 
-    def on(self, xp: Any) -> Beside:
+    def on(self, xp: Any) -> ScoreInputs:
         """Return the same with all arrays but those that functions read as ones of a module.
 
         TypeError where functions read other arrays, or are C++: their results cannot be checked.
@@ -54,7 +54,7 @@ class Beside(NamedTuple):
         for name in ("score_mod", "mask_mod"):
             if isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is C++: only what a function computes can be checked")
-        for name, array in zip(self.own.names, self.own.arrays, strict=True):
+        for name, array in zip(self.traced.names, self.traced.arrays, strict=True):
             if not isinstance(array, xp.ndarray):
                 raise TypeError(f"{name} must be a {xp.__name__} array, to be read on the GPU")
         arrays = {name: xp.asarray(array) for name, array in self.arrays.items()}
@@ -73,7 +73,7 @@ class Beside(NamedTuple):
         ]
         if self.block_mask is not None:
             infos[ARRAYS.index("block_mask")] = self.block_mask.key
-        return Extras(tuple(infos), mods=tuple(map(_info, self.own.arrays)))
+        return Extras(tuple(infos), mods=tuple(map(_info, self.traced.arrays)))
 
     def addresses(self, problem: Problem, variant: Variant) -> Ints:
         """Return the addresses that a launch of a variant is given."""
@@ -81,20 +81,17 @@ class Beside(NamedTuple):
         if self.block_mask is not None and problem.of(Blocks) is not None:
             lists = self.block_mask.lists(variant)
             pointers[ARRAYS.index("block_mask")] = lists.data.ptr
-        return *pointers, *(array.data.ptr for array in self.own.arrays), self.seed
+        return *pointers, *(array.data.ptr for array in self.traced.arrays), self.seed
 
 
 def _info(array: Array) -> ArrayInfo:
     return ArrayInfo(array.shape, array.strides, array.dtype)
 
 
-NOTHING_BESIDE = Beside()
-
-
-def drawn(problem: Problem, xp: Any) -> Beside:
+def drawn(problem: Problem, xp: Any) -> ScoreInputs:
     """Return random arrays for what a problem reads."""
     arrays = {
         part.argument: READINGS[part.argument].random(part, problem, xp, seed)
         for seed, part in enumerate(map(part_named, problem.reads), 3)
     }
-    return Beside(arrays=arrays)
+    return ScoreInputs(arrays=arrays)

@@ -1,4 +1,4 @@
-"""cache.py and cubins.py: where the user's files are, and that they are whole."""
+"""disk_cache.py and cubins.py: where the user's files are, and that they are whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cufa import cache
+from cufa import disk_cache
 from cufa.compiler import cubins, source
 from cufa.specs.variant import Variant
 
@@ -25,13 +25,13 @@ def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "own"))
-    assert cache.folder() == tmp_path / "own"
+    assert disk_cache.folder() == tmp_path / "own"
     monkeypatch.setenv("CUFA_CACHE_DIR", "~/own")
-    assert cache.folder() == tmp_path / "home" / "own"
+    assert disk_cache.folder() == tmp_path / "home" / "own"
     monkeypatch.delenv("CUFA_CACHE_DIR")
-    assert cache.folder() == tmp_path / "xdg" / "cufa"
+    assert disk_cache.folder() == tmp_path / "xdg" / "cufa"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert cache.folder() == tmp_path / "home" / ".cache" / "cufa"
+    assert disk_cache.folder() == tmp_path / "home" / ".cache" / "cufa"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -44,13 +44,13 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("CUFA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cache.Path, "home", home)
+    monkeypatch.setattr(disk_cache.Path, "home", home)
 
 
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_nothing_is_found_and_writing_says_so() -> None:
     assert cubins.find(*KEY) is None
-    for call in (cache.folder, lambda: cubins.store(*KEY, b"x")):
+    for call in (disk_cache.folder, lambda: cubins.store(*KEY, b"x")):
         with pytest.raises(OSError, match="set CUFA_CACHE_DIR"):
             call()
 
@@ -58,14 +58,14 @@ def test_without_a_home_nothing_is_found_and_writing_says_so() -> None:
 def test_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUFA_CACHE_DIR", "~nobody-of-this-name/own")
     with pytest.raises(OSError, match="set CUFA_CACHE_DIR"):
-        cache.folder()
+        disk_cache.folder()
 
 
 def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cufa"))
     assert cubins.find(*KEY) is None
-    assert cache.size_bytes(cache.folder()) == 0
+    assert disk_cache.size_bytes(disk_cache.folder()) == 0
     with pytest.raises(OSError, match="file"):
         cubins.store(*KEY, b"x")
 
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_write_makes_folders_and_replaces(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file.json"
     for data in (b"one", b"", b"three"):
-        cache.write(path, data)
+        disk_cache.write(path, data)
         assert path.read_bytes() == data
         assert list(path.parent.iterdir()) == [path]
 
@@ -89,7 +89,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_others_may_read_what_is_written_and_not_write(tmp_path: Path, umask: int) -> None:
     """Whatever is usual for the user's files."""
     path = tmp_path / "a" / "b" / "file"
-    cache.write(path, b"data")
+    disk_cache.write(path, b"data")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644 & ~umask
     for folder in (path.parent, path.parent.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755 & ~umask
@@ -100,30 +100,30 @@ def test_an_interrupted_write_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     path = tmp_path / "file"
-    cache.write(path, b"before")
+    disk_cache.write(path, b"before")
 
     def replace(source: object, target: object) -> None:
         raise error
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(error):
-        cache.write(path, b"after")
+        disk_cache.write(path, b"after")
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_size() -> None:
-    assert cache.size_bytes(cache.folder()) == 0
-    cache.write(cache.folder() / "one", bytes(100))
-    cache.write(cache.folder() / "kernels" / "two", bytes(23))
-    assert cache.size_bytes(cache.folder()) == 123
+    assert disk_cache.size_bytes(disk_cache.folder()) == 0
+    disk_cache.write(disk_cache.folder() / "one", bytes(100))
+    disk_cache.write(disk_cache.folder() / "kernels" / "two", bytes(23))
+    assert disk_cache.size_bytes(disk_cache.folder()) == 123
 
 
 def test_cubins_are_found_again() -> None:
     assert cubins.find(*KEY) is None
     path = cubins.store(*KEY, b"\x7fELF")
     assert path == cubins.path(*KEY)
-    assert path.parent == cache.folder() / "kernels"
+    assert path.parent == disk_cache.folder() / "kernels"
     assert re.fullmatch(r"[0-9a-f]{64}\.cubin", path.name)
     assert cubins.find(*KEY) == b"\x7fELF"
     others = (VARIANT._replace(score=()), VARIANT._replace(dtype="bfloat16"))
@@ -155,16 +155,16 @@ def test_what_was_written_is_read() -> None:
     path = cubins.store(*KEY, b"\x7fELF")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cache.read(path) == b"\x7fELF"
-        assert cache.read(path.with_name("other")) is None
-        assert cache.read(path.parent) is None
-        assert cache.read(path / "file") is None
+        assert disk_cache.read(path) == b"\x7fELF"
+        assert disk_cache.read(path.with_name("other")) is None
+        assert disk_cache.read(path.parent) is None
+        assert disk_cache.read(path / "file") is None
 
 
 def place_of(level: int) -> Path:
     """Return a cubin's file, or a folder that it lies in."""
     path = cubins.store(*KEY, b"\x7fELF")
-    return (path, path.parent, cache.folder())[level]
+    return (path, path.parent, disk_cache.folder())[level]
 
 
 @posix
@@ -200,7 +200,7 @@ def test_what_belongs_to_another_user_is_ignored_with_one_warning(
     assert found == [None, None]
     (warning,) = caught
     assert str(warning.message).startswith(f"{place} is ignored: it belongs to another user")
-    assert (cache.why_ignored(cache.folder() / "kernels") is None) == (level == 0)
+    assert (disk_cache.why_ignored(disk_cache.folder() / "kernels") is None) == (level == 0)
     owner = 0  # root's are taken, as those of an image
     assert cubins.find(*KEY) == b"\x7fELF"
 
@@ -209,34 +209,34 @@ def test_what_belongs_to_another_user_is_ignored_with_one_warning(
 def test_a_file_elsewhere(tmp_path: Path) -> None:
     """It counts, and so does the folder that it lies in."""
     path = tmp_path / "other" / "table.json"
-    cache.write(path, b"{}")
+    disk_cache.write(path, b"{}")
     tmp_path.chmod(0o777)
-    assert cache.read(path) == b"{}"
+    assert disk_cache.read(path) == b"{}"
     path.parent.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="others may write it"):
-        assert cache.read(path) is None
+        assert disk_cache.read(path) is None
 
 
 @posix
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("bits", [0o020, 0o002, 0o1777])
 def test_a_folder_can_be_asked_whether_it_is_ignored(level: int, bits: int) -> None:
-    folder = cache.folder() / "kernels"
-    assert cache.why_ignored(folder) is None  # there is none
+    folder = disk_cache.folder() / "kernels"
+    assert disk_cache.why_ignored(folder) is None  # there is none
     place = place_of(level)
-    assert cache.why_ignored(folder) is None
+    assert disk_cache.why_ignored(folder) is None
     place.chmod(place.stat().st_mode | bits)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = cache.why_ignored(folder)
+        found = disk_cache.why_ignored(folder)
     assert found == f"{place} is ignored: others may write it, see chmod go-w"
-    assert (cache.why_ignored(cache.folder()) is None) == (level == 1)
+    assert (disk_cache.why_ignored(disk_cache.folder()) is None) == (level == 1)
 
 
 @posix
 def test_where_nothing_is_there_is_nothing_to_warn_of() -> None:
-    cache.make_folder(cache.folder())
-    cache.folder().chmod(0o777)
+    disk_cache.make_folder(disk_cache.folder())
+    disk_cache.folder().chmod(0o777)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cubins.find(*KEY) is None

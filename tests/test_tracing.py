@@ -1,4 +1,4 @@
-"""own.py: what becomes of a caller's own functions, what is remembered, what cannot be traced."""
+"""tracing.py: the parts that functions become, traces that are kept, functions that are refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cufa.compiler import source
-from cufa.features.expression import own as expressions
-from cufa.features.expression.own import indices_read, own
+from cufa.features.expression import tracing as expressions
+from cufa.features.expression.tracing import indices_read, trace
 from cufa.features.parts import part_named
 from cufa.specs.variant import Variant
 
@@ -44,7 +44,7 @@ COMPLEX = np.zeros(3, np.complex64)
 )
 def test_the_score_is_taken_as_it_is(score_mod: Any, line: str) -> None:
     """In natural units: sums are those of float32, also where they are very low."""
-    text = part_named(own(score_mod, None).parts[0]).source
+    text = part_named(trace(score_mod, None).parts[0]).source
     score, _, _ = text.partition("float slope(")
     assert f"= {line};" in score
     assert "NATURAL = true" in text
@@ -85,7 +85,7 @@ def test_the_score_is_taken_as_it_is(score_mod: Any, line: str) -> None:
     ids=range(28),
 )
 def test_what_grows_evenly_from_key_to_key(score_mod: Any, is_even: bool) -> None:
-    text = part_named(own(score_mod, None).parts[0]).source
+    text = part_named(trace(score_mod, None).parts[0]).source
     assert ("AFFINE_IN_KEY = true" in text) == ("float step(" in text) == is_even
 
 
@@ -96,14 +96,14 @@ def test_what_is_used_twice_is_looked_at_once() -> None:
             more = more + more
         return s + more
 
-    assert part_named(own(score_mod, None).parts[0]).tilts
+    assert part_named(trace(score_mod, None).parts[0]).tilts
 
 
 def test_what_changes_nothing_is_no_part() -> None:
-    assert own(lambda s, b, h, i, j: s, lambda b, h, i, j: True) == expressions.NOTHING
-    assert own(None, None) == expressions.NOTHING
-    assert own(lambda s, b, h, i, j: +s, None) == expressions.NOTHING
-    (hides,) = own(None, lambda b, h, i, j: False).parts
+    assert trace(lambda s, b, h, i, j: s, lambda b, h, i, j: True) == expressions.NOTHING
+    assert trace(None, None) == expressions.NOTHING
+    assert trace(lambda s, b, h, i, j: +s, None) == expressions.NOTHING
+    (hides,) = trace(None, lambda b, h, i, j: False).parts
     assert "return !false;" in part_named(hides).source
 
 
@@ -129,7 +129,7 @@ def test_a_function_is_traced_once(traces: list[str]) -> None:
     """And so are those that are made again in each call, of other arrays."""
     for n in range(1, 5):
         slopes, window = np.full(n, 0.5, np.float32), 7
-        found = own(
+        found = trace(
             lambda s, b, h, i, j: s - slopes[h] * (i - j),  # noqa: B023
             lambda b, h, i, j: i - j < window,  # noqa: B023
         )
@@ -162,13 +162,13 @@ def other_slope(scale: Any, table: Any, *, power: Any = 1, names: Any = None) ->
     ids=str,
 )
 def test_what_a_function_refers_to_has_changed(changed: Any, is_other: bool) -> None:
-    (part,) = own(other_slope(2.0, TABLE), None).parts
+    (part,) = trace(other_slope(2.0, TABLE), None).parts
     for _ in range(2):
-        assert (own(other_slope(*changed), None).parts[0] != part) == is_other
+        assert (trace(other_slope(*changed), None).parts[0] != part) == is_other
 
 
 def test_zeros_of_either_sign() -> None:
-    parts = [own(other_slope(zero, TABLE), None).parts for zero in (0.0, -0.0, 0)]
+    parts = [trace(other_slope(zero, TABLE), None).parts for zero in (0.0, -0.0, 0)]
     assert parts[0] == parts[2] != parts[1]
 
 
@@ -176,7 +176,7 @@ def test_two_names_of_an_array(traces: list[str]) -> None:
     """Where they may come to mean two arrays, each is read."""
 
     def made(a: Any, b: Any) -> Any:
-        return own(lambda s, _, h, i, j: s + a[i] - b[j], None)
+        return trace(lambda s, _, h, i, j: s + a[i] - b[j], None)
 
     assert made(TABLE, TABLE).arrays == (TABLE,)
     one, other = made(TABLE, SAME).arrays
@@ -190,13 +190,13 @@ def test_methods_of_what_changes_are_asked_each_time(traces: list[str]) -> None:
     get, largest = numbers.get, max  # a function of a module's is not
 
     def made() -> Any:
-        return own(lambda s, b, h, i, j: s * get("factor"), None)
+        return trace(lambda s, b, h, i, j: s * get("factor"), None)
 
     two = made()
     numbers["factor"] = largest(2.5, 3.0)
     assert made() != two
     for _ in range(2):
-        own(lambda s, b, h, i, j: s * largest(1.0, 2.0), None)
+        trace(lambda s, b, h, i, j: s * largest(1.0, 2.0), None)
     assert len(traces) == 3
 
 
@@ -204,7 +204,7 @@ def test_what_has_attributes_is_asked_each_time(traces: list[str]) -> None:
     settings = SimpleNamespace(window=3)
 
     def made() -> Any:
-        return own(None, lambda b, h, i, j: i - j < settings.window).parts
+        return trace(None, lambda b, h, i, j: i - j < settings.window).parts
 
     first = made()
     assert made() == first
@@ -225,7 +225,7 @@ def test_containers_and_functions_of_functions(traces: list[str]) -> None:
         return countdown(2, s) + sum(first[i] * second[k] * factor for k in range(2))
 
     for _ in range(2):
-        found = own(score_mod, None)
+        found = trace(score_mod, None)
         assert found.names == ("score_mod: tables['a'][0]", "score_mod: tables['a'][1][0]")
     assert traces == ["score_mod"]
 
@@ -234,8 +234,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expressions, "_known", {})
     monkeypatch.setattr(expressions, "_KNOWN", 3)
     for n in range(9):
-        own(lambda s, b, h, i, j: s + n, None)  # noqa: B023
-        own(f"score + {n}", None)
+        trace(lambda s, b, h, i, j: s + n, None)  # noqa: B023
+        trace(f"score + {n}", None)
     assert len(expressions._known) == 3
 
 
@@ -243,13 +243,13 @@ def test_equal_functions_are_one_part_in_all_processes() -> None:
     text = "lambda s, b, h, i, j: np.where(i % 3 == 0, s - np.float32(0.1) * table[h, j], 7.5)"
     lines = (
         "import numpy as np",
-        "from cufa.features.expression.own import own",
+        "from cufa.features.expression.tracing import trace",
         "table = np.ones((2, 3), np.float16)",
-        f"print(*own({text}, None).parts)",
+        f"print(*trace({text}, None).parts)",
     )
     command = [sys.executable, "-c", "\n".join(lines)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (part,) = own(eval(text, {"np": np, "table": np.zeros((5, 6), np.float16)}), None).parts
+    (part,) = trace(eval(text, {"np": np, "table": np.zeros((5, 6), np.float16)}), None).parts
     assert printed == f"{part}\n"
     assert part.startswith("ScoreMod_")
     assert len(part) == len("ScoreMod_") + 12
@@ -318,10 +318,10 @@ def test_what_cannot_be_traced(name: str) -> None:
     where = (
         ""
         if name in ("five arguments", "none", "a bool to return")
-        else r".*test_own\.py, line \d+: "
+        else r".*test_tracing\.py, line \d+: "
     )
     with pytest.raises(TypeError, match=f"^score_mod cannot be traced: .*{message}{where}"):
-        own(score_mod, None)
+        trace(score_mod, None)
 
 
 def test_a_value_that_is_kept() -> None:
@@ -335,20 +335,20 @@ def test_a_value_that_is_kept() -> None:
         return s + Keeps.values[0]
 
     with pytest.raises(TypeError, match="a value of an earlier trace"):
-        own(score_mod, None)
+        trace(score_mod, None)
 
 
 def test_a_mask_is_a_bool() -> None:
     with pytest.raises(TypeError, match=r"^mask_mod cannot .* returns what is int: a bool"):
-        own(None, lambda b, h, i, j: i)
+        trace(None, lambda b, h, i, j: i)
 
 
 @pytest.mark.parametrize("given", [3, np.tanh, Elsewhere(), ["score"]], ids=range(4))
 def test_what_is_no_function(given: Any) -> None:
     with pytest.raises(TypeError, match=r"^score_mod must be a function \(def, .*\) or a string"):
-        own(given, None)
+        trace(given, None)
     with pytest.raises(TypeError, match=r"^mask_mod must be a function"):
-        own(None, given)
+        trace(None, given)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_what_is_no_function(given: Any) -> None:
 )
 def test_what_can_be_called_and_is_no_function(given: Any, way_out: str) -> None:
     with pytest.raises(TypeError, match=f"^score_mod must be a function .*: {way_out}"):
-        own(given, None)
+        trace(given, None)
 
 
 def test_a_function_that_is_another_each_time() -> None:
@@ -375,9 +375,9 @@ def test_a_function_that_is_another_each_time() -> None:
         lambda s, b, h, i, j: s if next(coins) else 2 * s,  # the same by chance
     ):
         with pytest.raises(TypeError, match=r"^score_mod is another function .* dropout"):
-            own(score_mod, None)
+            trace(score_mod, None)
     with pytest.raises(TypeError, match=r"^mask_mod is another function"):
-        own(None, lambda b, h, i, j: i < np.random.randint(1 << 30))
+        trace(None, lambda b, h, i, j: i < np.random.randint(1 << 30))
 
 
 def test_indices_that_text_names() -> None:
@@ -391,20 +391,20 @@ def test_indices_that_text_names() -> None:
 def test_a_masked_array_is_not_read() -> None:
     table = np.ma.array([1.0, 2.0], mask=[False, True], dtype=np.float32)
     with pytest.raises(TypeError, match=r"^score_mod: table is a masked array.*filled\(\.\.\.\)"):
-        own(lambda s, b, h, i, j: s + table[h], None)
+        trace(lambda s, b, h, i, j: s + table[h], None)
 
 
 def test_too_many_arrays() -> None:
     arrays = [np.ones((1, 1, 1), np.float32) for _ in range(30)]
     with pytest.raises(ValueError, match=r"^score_mod reads 30 arrays, .* take 1320 bytes"):
-        own(lambda s, b, h, i, j: s + sum(array[0, 0, i] for array in arrays), None)
+        trace(lambda s, b, h, i, j: s + sum(array[0, 0, i] for array in arrays), None)
 
 
 # --- what is compiled ---
 
 
 def test_text_of_own_parts_follows_the_kernel() -> None:
-    parts = own(lambda s, b, h, i, j: s - TABLE[h], lambda b, h, i, j: i == j).parts
+    parts = trace(lambda s, b, h, i, j: s - TABLE[h], lambda b, h, i, j: i == j).parts
     for kernel in ("fa3_wgmma", "fa2_mma", "fa2_fp32"):
         plain = Variant(kernel, "float32", 64, 64, 64, 64, 2, 4, 1)
         assert source.of(plain) == source.text(kernel)
@@ -423,7 +423,7 @@ def test_parameters_are_laid_out_as_in_the_struct(cupy: Any) -> None:
     def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return s + sum(array[(i,) * array.ndim] for array in arrays)
 
-    one, two = own(score_mod, lambda b, h, i, j: arrays[0][i] < arrays[4][i, j]).parts
+    one, two = trace(score_mod, lambda b, h, i, j: arrays[0][i] < arrays[4][i, j]).parts
     nvrtc = cupy.cuda.nvrtc
     for kernel in ("fa2_mma", "fa3_wgmma"):
         variant = Variant(kernel, "float16", 64, 64, 64, 64, 2, 4, 1, score=("Sinks", one, two))
@@ -445,7 +445,7 @@ def test_parameters_are_laid_out_as_in_the_struct(cupy: Any) -> None:
 
 
 def test_a_variant_is_read_as_it_is_printed() -> None:
-    (part,) = own(None, lambda b, h, i, j: i < j).parts
+    (part,) = trace(None, lambda b, h, i, j: i < j).parts
     variant = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=("Causal", part))
     assert Variant.parse(str(variant)) == variant
     unknown = str(variant).replace(part, "MaskMod_0123456789ab")

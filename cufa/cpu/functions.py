@@ -14,7 +14,7 @@ import numpy as np
 
 from cufa.checks import check_apart
 from cufa.features.expression.closures import closure
-from cufa.features.expression.own import Partial, check, derivative_of, own, partials_of
+from cufa.features.expression.tracing import Partial, check, derivative_of, partials_of, trace
 
 Function = Callable[..., Any]
 
@@ -50,11 +50,11 @@ def checked(argument: str, given: object) -> Any:
     except TypeError as error:
         wanted = ", ".join(called_with)
         raise TypeError(f"{argument}: {error}; it is called with ({wanted})") from None
-    own(**{"score_mod": None, "mask_mod": None, argument: function})
+    trace(**{"score_mod": None, "mask_mod": None, argument: function})
     return function
 
 
-class Own(NamedTuple):
+class Functions(NamedTuple):
     """The functions of a call, for some of its sequences and heads.
 
     Attributes
@@ -81,12 +81,12 @@ class Own(NamedTuple):
     derivative: Function | None = None
     partials: Mapping[str, list[Partial]] = MappingProxyType({})
 
-    def of(self, batch: slice, heads: slice) -> Own:
+    def of(self, batch: slice, heads: slice) -> Functions:
         """Return the same for others."""
         batch = slice(self.first + batch.start, self.first + batch.stop)
         return self._replace(batch=batch, heads=heads)
 
-    def beginning_with(self, first: int) -> Own:
+    def beginning_with(self, first: int) -> Functions:
         """Return the same for sequences from this number on."""
         return self._replace(first=first)
 
@@ -200,13 +200,13 @@ class Own(NamedTuple):
         return np.ix_(*(np.arange(span.start, span.stop) for span in spans))
 
 
-NO_FUNCTIONS = Own()
+NO_FUNCTIONS = Functions()
 """The functions of a caller who gave none."""
 
 
 def differentiable(
     score_mod: object, mask_mod: object, wrt: Iterable[str], tiles: Tiles | None = None
-) -> Own:
+) -> Functions:
     """Return the functions of a call whose gradients are computed on the CPU; as `checked`.
 
     `wrt` names arrays that `score_mod` reads.
@@ -214,4 +214,4 @@ def differentiable(
     functions = checked("score_mod", score_mod), checked("mask_mod", mask_mod)
     derivative = None if score_mod is None else derivative_of(functions[0])
     partials = {name: partials_of(functions[0], name) for name in wrt}
-    return Own(*functions, tiles=tiles, derivative=derivative, partials=partials)
+    return Functions(*functions, tiles=tiles, derivative=derivative, partials=partials)

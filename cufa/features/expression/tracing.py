@@ -33,7 +33,7 @@ Read = tuple[int, str]
 """An array that is read: which of the function's, and what it is called."""
 
 
-class Own(NamedTuple):
+class TracedFunctions(NamedTuple):
     """The caller's own steps between Q K^T and the softmax.
 
     Attributes
@@ -59,7 +59,7 @@ class Own(NamedTuple):
         return dict(zip(self.names, self.arrays, strict=True))
 
 
-NOTHING = Own()
+NOTHING = TracedFunctions()
 
 _SCORE = Node(SCORE, FLOAT)
 _UNCHANGED, _ALL_SEEN = _SCORE, Node("constant", BOOL, text="1")
@@ -73,7 +73,7 @@ class _Traced(NamedTuple):
     part : str or None
     reads : tuple of Read
     sums : tuple of str
-        As in `Own`.
+        As in `TracedFunctions`.
     """
 
     part: str | None
@@ -85,7 +85,7 @@ _known: dict[tuple[Any, ...], _Traced] = {}
 _lock = threading.Lock()
 
 
-def own(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> Own:
+def trace(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> TracedFunctions:
     """Return the parts of a call's own expressions.
 
     Functions are traced once: again only if what they refer to has other types, numbers of axes, or
@@ -128,7 +128,7 @@ def own(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> Own:
             arrays += [of_function[i][0] for i, _ in traced.reads]
             names += [name for _, name in traced.reads]
             sums += traced.sums
-    return Own(tuple(parts), tuple(arrays), tuple(names), sums)
+    return TracedFunctions(tuple(parts), tuple(arrays), tuple(names), sums)
 
 
 def check(argument: str, given: object) -> Any:
