@@ -64,7 +64,7 @@ def assert_lean(variant: Variant, gpu: Device) -> None:
     # Whatever the compiler warns of costs speed or worse.
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not SERIALIZED.search(compiled.log), compiled.log
-    if variant.kernel in ("decode", "decode_wgmma") and gpu.arch == "sm_90a":
+    if variant.kernel.startswith("decode") and gpu.arch == "sm_90a":
         assert COPY_BY_UNIFORM_ADDRESS not in instruction_numbers(compiled.cubin), variant
 
 
@@ -180,6 +180,21 @@ def test_decode_compiles_without_spills(
     problem = problem._replace(pages=pages, page_size=page_size)
     variant = plan_splits(problem, H200).variant
     assert_lean(variant, H200)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize(("b", "keys", "rows", "page_size", "d"), DECODES)
+@exhaustive("decode8", one_in=11)
+def test_decode_of_8_bits_compiles_without_spills(
+    dtype: str, kv_dtype: str, b: int, keys: int, rows: int, page_size: int, d: int
+) -> None:
+    pages = b * keys if page_size else 0
+    kv = "Paged" if page_size else "Contiguous"
+    problem = Problem(dtype, b, 8 * rows, 8, 1, keys, d, d, 1.0, (Causal(),), kv)
+    problem = problem._replace(pages=pages, page_size=page_size, kv_dtype=kv_dtype)
+    for gpu in (H200, device.named("a100")):
+        assert_lean(plan_splits(problem, gpu).variant, gpu)
 
 
 def test_entries_hold_every_variant() -> None:
