@@ -201,8 +201,12 @@ def test_the_page_on_gpus_names_the_kernels_that_they_get(gpu: str) -> None:
     _, half, single, decode, *_ = (cell.strip() for cell in row.strip("|").split("|"))
     assert half == f"`{default_kernel('bfloat16', device).name}`"
     assert single == f"`{default_kernel('float32', device).name}`"
-    decoding = [spec.name for spec in KERNELS.values() if spec.decodes and spec.runs_on(device)]
-    assert decode == ", ".join(f"`{name}`" for name in decoding)
+    decoding = [spec for spec in KERNELS.values() if spec.decodes and spec.runs_on(device)]
+    in_16_bits = (f"`{spec.name}`" for spec in decoding if spec.kv_dtype is None)
+    assert decode == ", ".join(in_16_bits)
+    of_8_bits = {f"`{spec.name}`" for spec in decoding if spec.kv_dtype is not None}
+    (line,) = (line for line in TEXTS["docs/guide/gpus.md"].splitlines() if "caches of 8" in line)
+    assert set(re.findall(r"`\w+`", line)) == of_8_bits
 
 
 def test_the_index_links_to_every_page() -> None:
@@ -330,7 +334,7 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 def test_there_are_commands_and_snippets() -> None:
     assert len(of_the_readme("numpy")) == 6
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 28, 1)
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 29, 1)
 
 
 DOCTESTS = [name for name in cufa.__all__ if ">>> " in (getattr(cufa, name).__doc__ or "")]
