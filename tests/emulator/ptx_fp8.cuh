@@ -99,6 +99,9 @@ struct Wgmma<float8, N> {
     static float add_up(const float (&a)[32], const float (&b)[32], float sum) {
         float largest = std::fabs(sum);
         for (int k = 0; k < 32; ++k) largest = std::max(largest, std::fabs(a[k] * b[k]));
+        for (int k = 0; k < 32; ++k)
+            if (a[k] * b[k] != a[k] * b[k]) return NAN;
+        if (sum != sum) return NAN;
         if (!(largest > 0x1p-100f)) return 0.f;
         const float unit = __uint_as_float(__float_as_uint(largest) & 0x7f800000) * 0x1p-13f, inverse = 1.f / unit;
         float units = std::trunc(sum * inverse);
