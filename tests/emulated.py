@@ -54,6 +54,7 @@ extern "C" bool run(const void* arguments, int grid, int threads, unsigned smem_
 SHARED = """
 #include "scheduler.cpp"
 #include "ptx.cpp"
+#include "products.cpp"
 """
 #: Arguments of kernels other than attention's.
 ARGUMENTS = {
@@ -74,7 +75,7 @@ _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 @functools.cache
 def load_shared() -> None:
     """Load what all libraries of kernels find, and the library of mathematics with it."""
-    options = "-O2", "-fno-strict-aliasing", "-Wl,--no-as-needed"
+    options = "-O3", "-fno-strict-aliasing", "-Wl,--no-as-needed"
     library = Sources(*FOLDERS).library(SHARED, *options)
     ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 

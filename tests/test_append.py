@@ -9,6 +9,7 @@ import host_kernels
 import numpy as np
 import played_gpu
 import pytest
+from exhaustive import exhaustive
 from reference import DTYPES
 
 import cufa
@@ -42,6 +43,7 @@ OF_8_BITS = [
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 @pytest.mark.parametrize("instances", [INSTANCES, OF_8_BITS], ids=["same", "8 bits"])
+@exhaustive("others", but=lambda arch: arch == "sm_90a")
 def test_compiles_without_spills(instances: list[Instance], arch: str) -> None:
     for instance in instances:
         compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)

@@ -84,7 +84,7 @@ def assert_agrees(
 
 @needs_compiler
 @runs
-@exhaustive("others", one_in=5)
+@exhaustive("others", one_in=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True])

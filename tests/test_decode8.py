@@ -153,6 +153,10 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ),
     ("rank", {"k_scale": ONES[..., None]}, ValueError, r"k_scale has shape \(2, 2, 10, 1\)"),
     ("scalar", {"k_scale": 0.5}, TypeError, "k_scale must be a NumPy or a CuPy array, not float"),
+    (
+        *("unified_max", {"q": Q.astype(np.float16), "unified_max": 0.0}, ValueError),
+        "unified_max must be None for caches of 8 bits: leave it out",
+    ),
     ("pages", {"block_table": TABLE}, ValueError, "k_scale has shape"),
 ]
 

@@ -310,7 +310,8 @@ def test_command_shows_what_the_terminal_can(monkeypatch: pytest.MonkeyPatch) ->
 def search_to(stdout: Any) -> tuple[int, str]:
     """Run a search whose standard output is a file; return its exit status and standard error."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "embed.py"), DEMO_TEXT, "-q", "tea", "--device", "cpu"],
+        [sys.executable, str(SCRIPTS / "embed.py"), "-q", "tea", "--device", "cpu"],
+        input="green tea\na red car\n",
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,

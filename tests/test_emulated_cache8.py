@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import needs_compiler
+from exhaustive import exhaustive
 from played_gpu import Gpu, Stream, on_gpu
 from reference import DTYPES
 from test_append import on_gpu_rotary
@@ -69,6 +70,7 @@ def assert_same(exact: bool, host: Any, there: Any, layout: str) -> None:
                     np.testing.assert_allclose(y, x, 0.13, 0.05)
 
 
+@exhaustive("others", one_in=3)
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
-from eight_bits import Cache, assert_every_byte, in_pages8, poisoned8, quantised8
-from emulated import Emulator, needs_compiler
+from eight_bits import E4M3, Cache, assert_every_byte, in_pages8, poisoned8, quantised8
+from emulated import FOLDERS, Emulator, load_shared, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
-from reference import random_inputs
+from reference import DTYPES, random_inputs
 from score_arrays import DECODE_FEATURES, options_of
+from shared_libraries import Sources
 from test_decode import assert_each_accepted, firsts_of
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import SCORE, both_shares, emulated, one_look, shares  # noqa: F401
@@ -228,3 +230,36 @@ def test_calls_that_come_again(gpu: Gpu, rng: np.random.Generator) -> None:
     for _ in range(2):
         out = cufa.decode(given, at_odd, arrays[1], k_scale=scales[0], v_scale=scales[1])
         np.testing.assert_array_equal(out.get(), expected)
+
+
+EXPAND = """
+#include "ptx_sm90.cuh"
+#include "expand.cuh"
+template <class T>
+static void expand(uint32_t* out, bool by_bits, bool integers) {
+    for (uint32_t i = 0; i < 256; i += 4) {
+        const uint32_t four = i | (i + 1) << 8 | (i + 2) << 16 | (i + 3) << 24;
+        uint32_t two[2];
+        integers ? Int8::expand<T>(two, four)
+        : by_bits ? E4m3::by_bits<T>(two, four) : E4m3::by_instruction<T>(two, four);
+        out[i / 2] = two[0], out[i / 2 + 1] = two[1];
+    }
+}
+extern "C" void expand_all(uint32_t* out, bool is_float16, bool by_bits, bool integers) {
+    is_float16 ? expand<float16>(out, by_bits, integers) : expand<bfloat16>(out, by_bits, integers);
+}
+"""
+
+
+@pytest.mark.parametrize("way", ["int8", "e4m3 by bits", "e4m3 by an instruction"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_byte_is_expanded(dtype: str, way: str) -> None:
+    """Also as before sm_89, where e4m3 has no instruction."""
+    load_shared()
+    library = ctypes.CDLL(str(Sources(*FOLDERS).library(EXPAND, "-nostdlib")))
+    out = np.zeros(256, DTYPES[dtype])
+    library.expand_all(
+        ctypes.c_void_p(out.ctypes.data), dtype == "float16", "bits" in way, way == "int8"
+    )
+    every = np.arange(256, dtype=np.uint8).view(np.int8 if way == "int8" else E4M3)
+    np.testing.assert_array_equal(out.astype(np.float32), every.astype(np.float32))

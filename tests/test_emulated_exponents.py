@@ -75,15 +75,17 @@ def checked(
 
 @forms
 @pytest.mark.parametrize("options", WINDOWS, ids=str)
-@exhaustive(but=lambda form, options: form is FA3 or not options)
-def test_alibi(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("steepness", [0.0, 0.05, -0.3, 3.0])
+@exhaustive(but=lambda form, options: form is FA3 or not options, one_in=4)
+def test_alibi(
+    rng: np.random.Generator, form: str, options: dict[str, Any], steepness: float
+) -> None:
     """Where slopes are steep, row maxima are far beyond those of the tile before."""
     for shape in SHAPES:
         arrays = drawn(rng, form, shape)
-        for steepness in (0.0, 0.05, -0.3, 3.0):
-            slopes = (rng.random(shape[0], np.float32) + 0.1) * np.float32(steepness)
-            its = options | {"alibi_slopes": slopes}
-            checked(form, arrays, its, its | {"alibi_slopes": on_gpu(slopes)})
+        slopes = (rng.random(shape[0], np.float32) + 0.1) * np.float32(steepness)
+        its = options | {"alibi_slopes": slopes}
+        checked(form, arrays, its, its | {"alibi_slopes": on_gpu(slopes)})
 
 
 @forms
@@ -164,21 +166,22 @@ def test_even_steps(
 
 @forms
 @pytest.mark.parametrize("options", [*WINDOWS, {"causal": "top-left"}], ids=str)
-@exhaustive(but=lambda form, options: form is FA3 or options == {"causal": True})
-def test_distances(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("line", [(1, -1, 0), (1, -1, -50), (-1, 1, 150), (1, -2, 33)], ids=str)
+@exhaustive(but=lambda form, options: form is FA3 or options == {"causal": True}, one_in=4)
+def test_distances(
+    rng: np.random.Generator, form: str, options: dict[str, Any], line: tuple[int, int, int]
+) -> None:
     """To the key that a query stands at, or to others: where rows have few keys on a piece."""
+    of_query, of_key, beyond = line
+
+    def made(slopes: Any) -> Any:
+        return lambda s, b, h, i, j: s - slopes[h] * abs(of_query * i + of_key * j + beyond)
+
+    slopes = np.array([0.4, -0.03], np.float32)
+    its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
+    assert part_named(trace(its["score_mod"], None).parts[0]).tilts
     for sq, sk in ((390, 390), (200, 450)):
-        arrays = drawn(rng, form, (2, 1, sq, sk))
-        slopes = np.array([0.4, -0.03], np.float32)
-        for steps, beyond in (((1, -1), 0), ((1, -1), -50), ((-1, 1), 150), ((1, -2), 33)):
-
-            def made(slopes: Any, steps: Any = steps, beyond: int = beyond) -> Any:
-                of_query, of_key = steps
-                return lambda s, b, h, i, j: s - slopes[h] * abs(of_query * i + of_key * j + beyond)
-
-            its, there = ({**options, "score_mod": made(x)} for x in (slopes, on_gpu(slopes)))
-            assert part_named(trace(its["score_mod"], None).parts[0]).tilts
-            checked(form, arrays, its, there)
+        checked(form, drawn(rng, form, (2, 1, sq, sk)), its, there)
 
 
 @forms
@@ -219,15 +222,15 @@ def factors(rng: np.random.Generator, kind: str, keys: int) -> np.ndarray:
     ids=lambda form: form.split(", Score")[0],
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (250, None)}], ids=str)
-@exhaustive(but=lambda form, options: form is FA3 or "window" in options)
-def test_softcap(rng: np.random.Generator, form: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["few", "the last ones to come", "all", "growing"])
+@exhaustive(but=lambda form, options: form is FA3 or "window" in options, one_in=4)
+def test_softcap(rng: np.random.Generator, form: str, options: dict[str, Any], kind: str) -> None:
     """Scores are far beyond where the polynomial ends, some of them or all."""
-    for kind in ("few", "the last ones to come", "all", "growing"):
-        q, k, v = drawn(rng, form, (2, 1, 200, 450))
-        k = (k.astype(np.float32) * factors(rng, kind, 450)[:, None]).astype(k.dtype)
-        for softcap in (1e-3, 1.0, 20.0, 50.0, 1e4):
-            its = options | {"softcap": softcap}
-            checked(form, (q, k, v), its, its)
+    q, k, v = drawn(rng, form, (2, 1, 200, 450))
+    k = (k.astype(np.float32) * factors(rng, kind, 450)[:, None]).astype(k.dtype)
+    for softcap in (1e-3, 1.0, 20.0, 50.0, 1e4):
+        its = options | {"softcap": softcap}
+        checked(form, (q, k, v), its, its)
 
 
 @forms

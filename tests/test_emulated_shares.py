@@ -49,19 +49,23 @@ def on(multiprocessors: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("tiles", [0, 1, 5, 40])
 @pytest.mark.parametrize("multiprocessors", [2, 7, 20, 60])
-@exhaustive("decode", but=lambda multiprocessors, tiles: (multiprocessors + tiles) % 3 == 1)
+@pytest.mark.parametrize("stale", [0, 1])
+@exhaustive(
+    "decode", but=lambda multiprocessors, tiles: (multiprocessors + tiles) % 3 == 1, one_in=2
+)
 def test_the_end_of_a_unit_counts_as_some_tiles(
     shares: Emulator,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     multiprocessors: int,
     tiles: int,
+    stale: int,
 ) -> None:
     """Shares begin and end anywhere among them, or have no more than a part of them."""
     on(multiprocessors, tiles, monkeypatch)
+    shares.stale = stale
     for lengths in LENGTHS:
-        for shares.stale in (0, 1):
-            checked(rng, lengths, hq=2, hk=2)
+        checked(rng, lengths, hq=2, hk=2)
 
 
 @pytest.mark.parametrize("tiles", [0, 3, 30])
@@ -91,18 +95,21 @@ def test_without_lengths(
     ids=str,
 )
 @pytest.mark.parametrize("multiprocessors", [3, 17])
+@pytest.mark.parametrize("lengths", LENGTHS[:-2], ids=str)
 @exhaustive(
-    "decode", but=lambda multiprocessors, options: (multiprocessors == 3) == ("sq" in options)
+    "decode",
+    but=lambda multiprocessors, options: (multiprocessors == 3) == ("sq" in options),
+    one_in=2,
 )
 def test_options(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     multiprocessors: int,
     options: dict[str, Any],
+    lengths: list[int],
 ) -> None:
     on(multiprocessors, 3, monkeypatch)
-    for lengths in LENGTHS[:-2]:
-        checked(rng, lengths, **options)
+    checked(rng, lengths, **options)
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

@@ -173,7 +173,7 @@ def test_what_stands_beside_is_compiled(rng: np.random.Generator) -> None:
         mask_mod=after,
         block_mask=cufa.BlockMask.of(after, None, None, 100, 150),
         dropout_p=0.1,
-        space={"bm": (64,), "bn": (32,), "stages": (2,), "warps": (4,)},
+        space={"bm": (64,), "bn": (32,), "stages": (2,), "warps": (4,), "blocks_per_sm": (2, 3)},
         arch="sm_80",
     )
     assert {row.error for row in found.rows} == {None}

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import played_gpu
 import pytest
+from exhaustive import exhaustive
 from reference import DTYPES, Expected, random_inputs, to_host
 
 import cufa
@@ -127,6 +128,7 @@ def test_bad_input(
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@exhaustive("others", one_in=3)
 def test_compiles_without_spills(dtype: str, arch: str) -> None:
     for of_out in {dtype, "float32"}:
         for elements in (1, 16 // DTYPES[dtype].itemsize):

@@ -64,7 +64,7 @@ def assert_lean(variant: Variant, gpu: Device) -> None:
     # Whatever the compiler warns of costs speed or worse.
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not SERIALIZED.search(compiled.log), compiled.log
-    if variant.kernel in ("decode", "decode_wgmma") and gpu.arch == "sm_90a":
+    if variant.kernel.startswith("decode") and gpu.arch == "sm_90a":
         assert COPY_BY_UNIFORM_ADDRESS not in instruction_numbers(compiled.cubin), variant
 
 
@@ -72,10 +72,14 @@ def assert_lean(variant: Variant, gpu: Device) -> None:
 MOST_SPILLED_FP8 = 192
 
 
+#: Head dim, parts of the score and layout of those that always compile.
+FP8_SAMPLE = (64, 1, "Padded"), (128, 0, "Dense")
+
+
 @pytest.mark.parametrize("score", [(), ("Causal",), ("Causal", "WindowLeft", "FineSoftcap")])
 @pytest.mark.parametrize("d", FP8_KERNELS["fp8_wgmma"].head_dims)
 @pytest.mark.parametrize("kv", KVS)
-@exhaustive("fp8", but=lambda d, score, kv: d in (64, 128) and len(score) == (kv == "Padded"))
+@exhaustive("fp8", but=lambda d, score, kv: (d, len(score), kv) in FP8_SAMPLE)
 def test_attention_of_8_bits_compiles_without_spills(
     d: int, score: tuple[str, ...], kv: str
 ) -> None:
@@ -105,9 +109,18 @@ def is_its_turn(arch: str, kernel: str, head_dims: tuple[int, int]) -> bool:
 
 
 def is_new(arch: str, kernel: str, head_dims: tuple[int, int]) -> bool:
-    """Whether tiles have not been compiled as they are, or are the sample that always is."""
-    entry = arch, kernel, head_dims
-    return is_its_turn(*entry) and (head_dims == (64, 64) or not is_known(*entry))
+    """Whether tiles have not been compiled as they are."""
+    return is_its_turn(arch, kernel, head_dims) and not is_known(arch, kernel, head_dims)
+
+
+def tiles_of(arch: str, kernel: str, head_dims: tuple[int, int]) -> list[Variant]:
+    """Return a variant of each tile; types and masks alternate."""
+    tiles: dict[Variant, list[Variant]] = {}
+    for variant in variants_of(arch, kernel, head_dims):
+        tiles.setdefault(variant._replace(dtype="", score=()), []).append(variant)
+    assert tiles
+    each = enumerate(tiles.values(), sum(head_dims) // 16)
+    return [of_tile[i % len(of_tile)] for i, of_tile in each]
 
 
 @entries
@@ -115,13 +128,19 @@ def is_new(arch: str, kernel: str, head_dims: tuple[int, int]) -> bool:
 def test_each_tile_compiles_without_spills(
     arch: str, kernel: str, head_dims: tuple[int, int]
 ) -> None:
-    """Types and masks alternate."""
-    tiles: dict[Variant, list[Variant]] = {}
-    for variant in variants_of(arch, kernel, head_dims):
-        tiles.setdefault(variant._replace(dtype="", score=()), []).append(variant)
-    assert tiles
-    for i, of_tile in enumerate(tiles.values(), sum(head_dims) // 16):
-        assert_lean(of_tile[i % len(of_tile)], device.of_arch(arch))
+    for variant in tiles_of(arch, kernel, head_dims):
+        assert_lean(variant, device.of_arch(arch))
+
+
+@pytest.mark.parametrize(
+    ("arch", "kernel", "head_dims"),
+    [entry for entry in ENTRIES if entry[2] == (64, 64) and is_its_turn(*entry)],
+    ids=lambda x: str(x).replace(", ", "-"),
+)
+def test_a_tile_compiles_without_spills(arch: str, kernel: str, head_dims: tuple[int, int]) -> None:
+    """The sample where no tile is new: another one for each architecture."""
+    tiles = tiles_of(arch, kernel, head_dims)
+    assert_lean(tiles[ARCHS.index(arch) % len(tiles)], device.of_arch(arch))
 
 
 @entries
@@ -149,7 +168,7 @@ DECODES = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("b", "keys", "rows", "page_size", "d"), DECODES)
 @exhaustive(
-    "decode", but=lambda dtype, rows: dtype == ("float16" if rows > 4 else "bfloat16"), one_in=2
+    "decode", but=lambda dtype, rows: dtype == ("float16" if rows > 4 else "bfloat16"), one_in=4
 )
 def test_decode_compiles_without_spills(
     dtype: str, b: int, keys: int, rows: int, page_size: int, d: int
@@ -161,6 +180,21 @@ def test_decode_compiles_without_spills(
     problem = problem._replace(pages=pages, page_size=page_size)
     variant = plan_splits(problem, H200).variant
     assert_lean(variant, H200)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize(("b", "keys", "rows", "page_size", "d"), DECODES)
+@exhaustive("decode8", one_in=11)
+def test_decode_of_8_bits_compiles_without_spills(
+    dtype: str, kv_dtype: str, b: int, keys: int, rows: int, page_size: int, d: int
+) -> None:
+    pages = b * keys if page_size else 0
+    kv = "Paged" if page_size else "Contiguous"
+    problem = Problem(dtype, b, 8 * rows, 8, 1, keys, d, d, 1.0, (Causal(),), kv)
+    problem = problem._replace(pages=pages, page_size=page_size, kv_dtype=kv_dtype)
+    for gpu in (H200, device.named("a100")):
+        assert_lean(plan_splits(problem, gpu).variant, gpu)
 
 
 def test_entries_hold_every_variant() -> None:
@@ -209,6 +243,7 @@ def test_registers_that_warpgroups_share_out(bm: int, blocks_per_sm: int, regist
     ids=str,
 )
 @pytest.mark.parametrize("score", [(), ("Causal",)], ids=str)
+@exhaustive("fa3_wgmma", one_in=2)
 def test_head_dims_of_an_odd_number_of_steps(
     head_dims: tuple[int, int], bm: int, bn: int, score: tuple[str, ...]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from exhaustive import exhaustive
 from reference import DTYPES
 
 import cufa
@@ -335,6 +336,7 @@ def test_parts_must_fit_each_other(
 
 
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a", "sm_120"])
+@exhaustive("quantize", but=lambda arch: arch == "sm_90a")
 def test_compiles_without_spills(arch: str) -> None:
     for dtype, columns, hadamard, transposed, number in (
         ("float16", 64, True, False, WHOLE),

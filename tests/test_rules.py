@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exhaustive import exhaustive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -315,6 +316,7 @@ def test_rows_of_half_sectors() -> None:
     ],
     ids=str,
 )
+@exhaustive("fa3_wgmma", one_in=2)
 def test_scores_of_many_parts_have_registers(
     head_dim: int, reads: tuple[str, ...], options: dict[str, Any]
 ) -> None:

@@ -108,7 +108,8 @@ def decode(
     k_scale, v_scale : array, shape (b, hk, capacity) or (pages, hk, page_size), float32, optional
         For caches of 8 bits: each key stands for `k_cache` times its scale, each value for
         `v_cache` times its own. Finite; of any strides; axes in the order of the caches. On the GPU
-        q then has 16 bits. Weights of keys are rounded to 16 bits with the scale of V in them.
+        q then has 16 bits, and weights of keys are rounded to float16 with the scale of V in them.
+        A NaN among the bytes stays NaN.
     causal : bool
         Query i sees the keys j <= i + lengths - sq only. If False, it sees all keys in use, as in a
         prefix that is not its own; see `merge`.
@@ -139,11 +140,12 @@ def decode(
         alone and in any batch. On the CPU it always has.
     unified_max : float, optional
         A score, in natural units, that takes the place of all row maxima on the GPU, as in
-        FlashDecoding++. For float16 and bfloat16. Results are right whatever it is: keys whose
-        weights leave the range of 16 bits are taken again with true maxima. It is fast if the
+        FlashDecoding++. For caches in float16 and bfloat16. Results are right whatever it is: keys
+        whose weights leave the range of 16 bits are taken again with true maxima. It is fast if the
         largest scores lie at most 2 below or 10 above it in float16, 44 in bfloat16.
     kernel : str or Variant, optional
-        Forces a kernel ("decode" or "decode_wgmma") or one instantiation; GPU only.
+        Forces a kernel ("decode" or "decode_wgmma"; "decode_fp8" or "decode_int8") or one
+        instantiation; GPU only.
 
     Returns
     -------

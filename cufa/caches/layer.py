@@ -139,7 +139,7 @@ class Layer:
         q : array
             In the order of the layout.
         scale : float
-            Of scores.
+            The factor of scores.
         """
         view = as_bhsd(q, self._store.layout)
         mean: Array = self.k_mean

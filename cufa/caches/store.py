@@ -48,9 +48,9 @@ class Store:
     k, v : array, (layers, *shape, head_dim)
         In the order of the layout. Rows are padded with zeros to whole chunks of 16 bytes.
     k_scale, v_scale : array of float32, (layers, *shape), or None
-        Of rows of 8 bits.
+        The scales of rows of 8 bits.
     k_mean : array of float32, (layers, sequences, heads_kv, head_dim), or None
-        What has been taken off keys.
+        Rows that were taken off keys.
     host : ndarray, (2, sequences) int32
         Tokens of each sequence before the newest ones, and with them.
     in_use : ndarray, (sequences,) bool

@@ -19,7 +19,7 @@ def add_mean(lse: Array, q: Array, mean: Array, scale: float) -> None:
     lse : cupy.ndarray of float32, (batch, heads_q, seq)
         Contiguous.
     q : cupy.ndarray, (batch, heads_q, seq, head_dim)
-        Of any strides.
+        Any strides.
     mean : cupy.ndarray of float32, (batch, heads_kv, head_dim)
         Rows are contiguous.
     scale : float

@@ -134,7 +134,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     score_arrays = arrays_of(arguments)
     reads, of_score = parse_score_arrays(score_arrays, NOTHING, 4, problem.sizes, xp)
     problem = problem.reading(*reads)
-    problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype))
+    problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype, kv_dtype))
     arrays |= {name: array for name, array in score_arrays.items() if array is not None} | scales
     if lengths is not None:
         check_integers("lengths", lengths, (problem.batch,), xp)
@@ -162,13 +162,15 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     return problem, operands, xp
 
 
-def _checked_max(unified_max: float | None, dtype: str) -> float | None:
+def _checked_max(unified_max: float | None, dtype: str, kv_dtype: str | None) -> float | None:
     """Return what takes the place of row maxima."""
     if unified_max is None:
         return None
     value = check_real("unified_max", unified_max, "a number or None")
     if dtype == "float32":
         raise ValueError("unified_max is for float16 and bfloat16, q has float32")
+    if kv_dtype is not None:
+        raise ValueError("unified_max must be None for caches of 8 bits: leave it out")
     if not abs(value) <= MAX_UNIFIED:
         raise ValueError(f"unified_max must be {MAX_UNIFIED} at most in magnitude, not {value!r}")
     return value

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     ----------
     name : str
     on_host, on_device : numpy.dtype
-        Of NumPy and of CuPy arrays.
+        The dtypes of NumPy and of CuPy arrays.
     largest : numpy.float32
         The number that the largest of a row becomes.
     """

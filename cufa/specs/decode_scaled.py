@@ -12,9 +12,10 @@ from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 PARAMS = extended(decode_block.PARAMS, (TENSOR, "k_scale v_scale"))
 """The layout of ``ScaledParams`` in ``kernels/decode_params.cuh``."""
 
-_LARGE = ((64, 2, 8), (64, 1, 8), (32, 2, 8), (32, 1, 8))
+_LARGE = ((64, 2, 8), (32, 2, 8))
 _SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
 _OF_TWO = ((32, 3, 8), (32, 2, 8), (16, 3, 8), (16, 2, 8), (16, 2, 4))
+_OF_64_ROWS = ((16, 4, 8), (16, 2, 8), (16, 2, 4))  # with 32 keys registers spill
 
 
 def team(v: TemplateArguments) -> int:
@@ -45,6 +46,6 @@ def spec(name: str, kv_dtype: str) -> Spec:
         rings={
             16: tuple(Ring(*shape, team=1) for shape in (*_LARGE, *_SMALL)),
             32: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
-            64: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
+            64: tuple(Ring(*shape, team=2) for shape in _OF_64_ROWS),
         },
     )

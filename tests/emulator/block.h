@@ -80,6 +80,8 @@ struct Thread {
     uint32_t meetings = 0;  // with the other lanes of its warp
     Groups copies, products;
     Steps stores;  // of TMA, from shared memory
+    bool (*waits)(const void*) = nullptr;  // asked with `wait` before the thread goes on
+    const void* wait = nullptr;
 };
 // A block that has begun and has not ended.
 struct Block {
@@ -99,6 +101,15 @@ extern uint64_t events;  // after which a thread that waits may go on
 extern Front front;      // null when it has ended
 
 void yield();
+// Lets other threads run while f() is true. The scheduler asks, which takes less than a change of stacks.
+template <class F>
+void yield_while(const F& f) {
+    if (!f()) return;
+    thread->waits = [](const void* wait) { return (*static_cast<const F*>(wait))(); };
+    thread->wait = &f;
+    yield();
+    thread->waits = nullptr;
+}
 [[noreturn]] void fail(const char* what, long long value = 0);
 void arrive(int barrier, int count);
 void sync(int barrier, int count);

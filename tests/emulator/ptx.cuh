@@ -56,7 +56,7 @@ inline void set_if_less(float& x, int a, int b, float y) {
 
 inline void launch_dependents() {}
 inline void wait_for_kernel_in_front(int = 0) {
-    while (emulator::front) emulator::yield();
+    emulator::yield_while([] { return emulator::front != nullptr; });
     emulator::thread->begun = true;
 }
 template <class T>

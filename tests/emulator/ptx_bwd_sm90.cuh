@@ -29,20 +29,13 @@ inline void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
     });
 }
 
+// A by its rows, and B with K along its rows.
+template <class T>
+void wgmma_of_rows(Accumulators d, int columns, uint64_t a, uint64_t b, int accumulate);
+
 template <class T, int N>
 struct WgmmaOfRows {
     static void ss(float (&d)[N / 8][4], uint64_t a, uint64_t b, int accumulate) {
-        float (*const sums)[4] = d;
-        const int thread = threadIdx.x, row = thread % 128 / 32 * 16 + thread % 32 / 4;
-        emulator::thread->products.add([=] {
-            const Operand<T> left(a), right(b);
-            for (int i = 0; i < N / 2; ++i) {
-                float& sum = sums[i / 4][i % 4];
-                float of_step = accumulate ? sum : 0.f;
-                for (int k = 0; k < 16; ++k)
-                    of_step += left.of_row(row + i % 4 / 2 * 8, k) * right.of_column(i / 4 * 8 + thread % 4 * 2 + i % 2, k);
-                sum = of_step;
-            }
-        });
+        wgmma_of_rows<T>(d, N, a, b, accumulate);
     }
 };

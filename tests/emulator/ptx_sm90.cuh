@@ -39,7 +39,7 @@ inline void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes) {
     mbarrier_arrive(bar);
 }
 inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
-    while (mbarrier(bar).phase == parity) emulator::yield();
+    emulator::yield_while([=] { return mbarrier(bar).phase == parity; });
 }
 
 // The swizzle of rows of 128, 64 or 32 bytes: the row's number is in the address.
@@ -67,28 +67,6 @@ template <int PENDING>
 void wgmma_wait() {
     emulator::thread->products.wait(PENDING);
 }
-
-// An operand in shared memory, by its descriptor.
-template <class T>
-struct Operand {
-    uint32_t start, panel_bytes, eight_rows;
-    int row_bytes;
-
-    explicit Operand(uint64_t d)
-        : start((d & 0x3fff) << 4),
-          panel_bytes((d >> 16 & 0x3fff) << 4),
-          eight_rows((d >> 32 & 0x3fff) << 4),
-          row_bytes(256 >> (d >> 62)) {}
-    float at(uint32_t address) const {
-        return wide(*reinterpret_cast<T*>(emulator::shared(swizzled(address, row_bytes), 2)));
-    }
-    // K along the columns, or along the rows.
-    float of_row(int row, int k) const { return at(start + row / 8 * eight_rows + row % 8 * row_bytes + 2 * k); }
-    float of_column(int column, int k) const {
-        const int of_panel = row_bytes / 2;
-        return at(start + column / of_panel * panel_bytes + k / 8 * eight_rows + k % 8 * row_bytes + column % of_panel * 2);
-    }
-};
 
 using Accumulators = float (*)[4];
 // With any number of columns.

@@ -127,7 +127,7 @@ bool run_threads(uint32_t but_warps) {
     for (auto& t : host(block).threads) {
         if (t->ended) continue;
         alive = true, thread = t.get();
-        if (!(but_warps >> t->index / 32 % 32 & 1)) change(scheduler, t->fiber);
+        if (!(but_warps >> t->index / 32 % 32 & 1) && !(t->waits && t->waits(t->wait))) change(scheduler, t->fiber);
     }
     return alive;
 }
@@ -156,7 +156,7 @@ void sync(int id, int count) {
     const Barrier& barrier = host(block).barriers[id];
     const int phase = barrier.phase;
     arrive(id, count);
-    while (barrier.phase == phase) yield();
+    yield_while([&] { return barrier.phase == phase; });
 }
 bool is_in_a_hurry() { return hurry && dice() / 8 % hurry == 0; }
 
@@ -164,7 +164,7 @@ Meeting& hand_in(const uint64_t* mine, int count) {
     Meeting& meeting = host(block).warps[thread->index / 32].meetings[thread->meetings++ % 2];
     std::copy_n(mine, count, meeting.words[thread->index % 32]);
     ++meeting.came, ++events;
-    while (meeting.came < 32) yield();
+    yield_while([&] { return meeting.came < 32; });
     return meeting;
 }
 void leave(Meeting& meeting) {
