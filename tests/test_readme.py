@@ -330,7 +330,7 @@ def test_snippets_run_on_a_gpu(snippet: str) -> None:
 
 def test_there_are_commands_and_snippets() -> None:
     assert len(of_the_readme("numpy")) == 6
-    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 30, 1)
+    assert (len(CONSOLE), len(ON_THE_HOST), len(ON_A_GPU)) == (2, 31, 1)
 
 
 DOCTESTS = [name for name in cufa.__all__ if ">>> " in (getattr(cufa, name).__doc__ or "")]
