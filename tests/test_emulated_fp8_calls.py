@@ -241,6 +241,24 @@ def test_no_keys_and_nothing(rng: np.random.Generator) -> None:
 
 
 @runs
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_rows_that_see_nan_are_nan(rng: np.random.Generator, hadamard: bool) -> None:
+    q, k, v = drawn(rng, "float16", (1, 2, 2, 200, 300), 64, 64)
+    q[0, 0, 70, 3], k[0, 1, 260, 5] = np.nan, np.inf
+    options: dict[str, Any] = {"causal": True, "out_dtype": np.float16, "return_lse": True}
+    found = []
+    for there in (np.asarray, on_gpu):
+        q8, k8 = (cufa.quantize(there(x), hadamard=hadamard) for x in (q, k))
+        out, lse = attention(q8, k8, cufa.quantize(there(v)), **options)
+        found.append([x if there is np.asarray else x.get() for x in (out, lse)])
+    for expected, its in zip(*found, strict=True):
+        np.testing.assert_array_equal(np.isnan(its), np.isnan(expected))
+    is_nan = np.isnan(found[1][1])[0]
+    assert is_nan[0].nonzero()[0].tolist() == [70]
+    assert is_nan[1].nonzero()[0].tolist() == list(range(160, 200))
+
+
+@runs
 def test_products_of_scales_that_float32_does_not_hold(rng: np.random.Generator) -> None:
     """Scores are 0 then, and not NaN where keys are hidden."""
     q, k, v = drawn(rng, "float32", (1, 2, 1, 70, 130), 64, 64)
@@ -509,7 +527,7 @@ def test_calls_with_other_scales_are_prepared_again(rng: np.random.Generator) ->
 @exhaustive("fp8", but=lambda d: d == 64)
 def test_offsets_that_mean_nothing_reach_nothing_outside(rng: np.random.Generator, d: int) -> None:
     """Arrays end where memory that may be read does."""
-    q, k, v = (on_gpu(np.nan_to_num(x)) for x in ragged(rng, d))
+    q, k, v = (on_gpu(x) for x in ragged(rng, d))
     wild = [on_gpu(np.array(x, np.int32)) for x in ([2**31 - 1, -5, 300, 7], [400, 9, -3, 431])]
     for of_q, of_k in (wild, wild[::-1]):
         attention_varlen(q, k, v, of_q, of_k, precision="fp8", causal=True, return_lse=True)
@@ -530,7 +548,7 @@ def test_varlen_of_nothing(rng: np.random.Generator) -> None:
 
 @runs
 def test_each_sequence_gives_the_bits_that_it_gives_alone(rng: np.random.Generator) -> None:
-    q, k, v = ragged(rng, 64)
+    q, k, v = ragged(rng, 64, "float16")
     k, v = np.nan_to_num(k), np.nan_to_num(v)
     options: dict[str, Any] = {"precision": "fp8", "causal": True}
     out = attention_varlen(*map(on_gpu, (q, k, v)), OFFSETS_Q, OFFSETS_K, **options).get()

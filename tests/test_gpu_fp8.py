@@ -338,6 +338,19 @@ def test_what_is_behind_a_length_changes_no_scale(rng: np.random.Generator, cupy
     np.testing.assert_array_equal(found.get(), expected.get())
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_that_see_nan_are_nan(
+    rng: np.random.Generator, cupy: Any, d: int, causal: bool
+) -> None:
+    q, k, v = random_inputs(rng, "bfloat16", b=1, hq=4, hk=2, sq=500, sk=700, d=d)
+    q[0, 0, 70, 3], k[0, 1, 460, 5] = np.nan, np.inf
+    how: dict[str, Any] = {"precision": "fp8", "causal": causal, "return_lse": True}
+    found = [x.get() for x in attention(*map(cupy.asarray, (q, k, v)), **how)]
+    for its, expected in zip(found, attention(q, k, v, **how), strict=True):
+        np.testing.assert_array_equal(*(np.isnan(x.astype(np.float32)) for x in (its, expected)))
+
+
 def test_products_of_scales_that_float32_does_not_hold(rng: np.random.Generator, cupy: Any) -> None:
     q, k, v = random_inputs(rng, "bfloat16", b=1, hq=2, sq=333, sk=300, d=128)
     tiny = q.dtype.type(1e-25)

@@ -35,11 +35,12 @@ Four add(Four sums, const Rows<K>& rows, const Two<K>& columns) {
 }
 // The same of 8 bits, as a tensor core adds them.
 Four add_e4m3(Four sums, const Rows<32>& rows, const Two<32>& columns) {
-    Four terms[32], largest = sums < 0 ? -sums : sums;
+    Four terms[32], plain = sums, largest = sums < 0 ? -sums : sums;
     for (int k = 0; k < 32; ++k) {
         terms[k] = rows.values[k] * of_columns(columns, k);
         const Four size = terms[k] < 0 ? -terms[k] : terms[k];
         largest = largest < size ? size : largest;
+        plain += terms[k];
     }
     FourInts exponents;
     std::memcpy(&exponents, &largest, 16);
@@ -52,7 +53,8 @@ Four add_e4m3(Four sums, const Rows<32>& rows, const Two<32>& columns) {
     auto whole = [](Four x) { return __builtin_convertvector(__builtin_convertvector(x, FourInts), Four) + (x - x); };
     Four units = whole(sums * inverse);
     for (const Four& term : terms) units += whole(term * inverse);
-    return largest > 0x1p-100f ? units * unit : Four{};
+    const Four found = largest > 0x1p-100f ? units * unit : Four{};
+    return plain == plain ? found : plain;  // NaN, which is neither large nor small
 }
 
 // --- of a warp ---
