@@ -4,7 +4,7 @@ compute-sanitizer --tool memcheck python scripts/sanitize.py
 and the same with --tool racecheck, and with --tool initcheck and --kernel-regex kns=fa, kns=decode,
 kns=append, kns=block, kns=bwd, kns=merge and kns=quantize: initcheck does not see what TMA writes,
 and so complains about CuPy's copies of it. The words attention, scores, own, varlen, gradients,
-decode, caches, merge and fp8 run only those parts.
+decode, decode8, caches, merge and fp8 run only those parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main() -> None:
     """Run the grid, or the parts that are named; a CUDA error ends it with an exception."""
     parts = {
         **{"attention": attention, "scores": scores, "own": own, "varlen": varlen},
-        **{"gradients": gradients, "decode": decode, "caches": caches, "merge": merge, "fp8": fp8},
+        **{"gradients": gradients, "decode": decode, "decode8": decode8, "caches": caches},
+        **{"merge": merge, "fp8": fp8},
     }
     parser = argparse.ArgumentParser(description="Calls that reach every kernel.")
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(parts))
@@ -217,6 +218,26 @@ def decode() -> Iterator[cupy.ndarray]:
     yield from _scores()
     yield from _out_of_range()
     yield from _long()
+
+
+def decode8() -> Iterator[cupy.ndarray]:
+    """Decode over caches of 8 bits, of both kinds, also with windows."""
+    batch, capacity = len(_LENGTHS), max(_LENGTHS) + 2
+    lengths = cupy.asarray(np.array(_LENGTHS, np.int32))
+    dtypes, kinds = ("float16", "bfloat16"), (np.uint8, np.int8)
+    for dtype, kind, (d, dv), (hq, hk, sq), page_size in itertools.product(
+        dtypes, kinds, _HEAD_DIMS, _ROWS, _PAGE_SIZES
+    ):
+        pages, keys, table = batch, capacity, None
+        if page_size:
+            table = _table(page_size, capacity)
+            pages, keys = table.size, page_size
+        q = _random(dtype, batch, hq, sq, d)
+        k, v = ((_random("float32", pages, hk, keys, n) * 20).astype(np.int8) for n in (d, dv))
+        of_k, of_v = (abs(_random("float32", pages, hk, keys)) for _ in range(2))
+        options = {"lengths": lengths, "block_table": table, "k_scale": of_k, "v_scale": of_v}
+        for window in ((None, None), (40, None)):
+            yield cufa.decode(q, k.view(kind), v.view(kind), window=window, **options)
 
 
 def _scores() -> Iterator[cupy.ndarray]:
