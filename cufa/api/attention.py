@@ -139,8 +139,8 @@ def attention(
     k : array, shape (b, hk, sk, d)
         Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
     v : array, shape (b, hk, sk, dv)
-        Values, of q's dtype. d and dv are 1 to 256 and may differ. q, k and v may be of
-        `cufa.Quantized` instead, all three, with `out_dtype`: ``docs/guide/fp8.md``.
+        Values, of q's dtype. d and dv are 1 to 256 and may differ. Instead of arrays, q, k and v
+        may all be `cufa.Quantized`, with `out_dtype`: see ``docs/guide/fp8.md``.
     causal : bool or {"bottom-right", "top-left"}
         Query i sees the keys j <= i + sk - sq only (aligned bottom-right: True, too), or those of
         j <= i (top-left).
@@ -216,10 +216,10 @@ def attention(
         keys need memory for the parts' results then, at most about as much as k and v take. A
         dropout and a function of `b` still depend on the sequence's place in the batch.
     out_dtype : dtype, optional
-        Dtype of the result, where q, k and v are of `cufa.Quantized` or `precision` is given:
-        float16, bfloat16 or float32.
+        Dtype of the result in 8 bits: float16, bfloat16, or on NumPy arrays float32. Needed where
+        q, k and v are `cufa.Quantized`; with `precision` the dtype of q by default.
     precision : {"fp8"}, optional
-        Quantises q, k and v to 8 bits first, with `cufa.quantize`: in blocks, and q and k with
+        Quantises q, k and v to 8 bits first, as `cufa.quantize` does by default, but q and k with
         ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` says what its kernel
         takes.
     kernel : str or Variant, optional

@@ -106,10 +106,10 @@ def decode(
         Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
         of the cache's capacity, picks sequences from a larger contiguous cache.
     k_scale, v_scale : array, shape (b, hk, capacity) or (pages, hk, page_size), float32, optional
-        For caches of 8 bits: each key stands for `k_cache` times its scale, each value for
-        `v_cache` times its own. Finite; of any strides; axes in the order of the caches. On the GPU
-        q then has 16 bits, and weights of keys are rounded to float16 with the scale of V in them.
-        A NaN among the bytes stays NaN.
+        Needed for caches of 8 bits: a key or a value is its 8-bit numbers times its scale. Finite
+        or NaN; any strides; axes in the order of `layout`. On the GPU q must have 16 bits, and the
+        product of a weight and the scale of V is rounded to float16. A NaN in bytes or scales
+        becomes NaN in the result.
     causal : bool
         Query i sees the keys j <= i + lengths - sq only. If False, it sees all keys in use, as in a
         prefix that is not its own; see `merge`.
@@ -159,8 +159,8 @@ def decode(
     Raises
     ------
     TypeError
-        Unsupported or mixed dtypes, those of caches of 8 bits included; objects that are no arrays,
-        NumPy mixed with CuPy but for `lengths` and `block_table`; options of another type.
+        Unsupported or mixed dtypes, also of caches of 8 bits; objects that are no arrays, NumPy
+        mixed with CuPy but for `lengths` and `block_table`; options of another type.
     ValueError
         Shapes, layout, scale, devices or `out` that do not fit; caches of 8 bits without scales, or
         others with them; a negative bound of a window, a

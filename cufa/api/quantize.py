@@ -33,7 +33,7 @@ def quantize(
     layout: Literal["bhsd", "bshd", "thd"] = "bhsd",
     cu_seqlens: AnyArray | None = None,
 ) -> Quantized:
-    """Quantise queries, keys or values to 8-bit floating point (e4m3) with scales.
+    """Quantise queries, keys or values to 8-bit floating point (e4m3) with float32 scales.
 
     Parameters
     ----------
@@ -41,54 +41,57 @@ def quantize(
         float16, bfloat16 or float32; or (b, s, d) or (s, d), as `cufa.attention` takes them. d is 1
         to 256. Any strides.
     granularity : {"block", "head", "tensor"}
-        The rows that share a scale: a block of rows of a head, a head of a sequence, or the whole
+        The rows that share a scale: a block of rows of a head, all rows of a head, or the whole
         array.
     block : int, optional
-        Rows of a block: a power of two, 16 to 1024; 128 by default.
+        Rows of a block: a power of two, 16 to 1024; 128 by default. With `cu_seqlens` 128 at most.
+        On a GPU `attention` needs 128 or more for keys and values.
     hadamard : bool
         Whether to multiply columns by random signs and to apply an orthonormal Hadamard transform
-        to each row, which spreads outliers over all columns. Queries and keys need the same one:
-        products of rows stay as they are then. Values take none.
+        to each row, which spreads outliers over all columns. Queries and keys need the same
+        transform: the products of their rows then stay the same. Values take none.
     seed : int
         The seed of the signs, 0 to 2^64 - 1.
     smooth : bool
         Whether to subtract the mean of each column of a head, for keys that have columns with a
-        large mean. `attention` adds the mean's part to the scores in float32, so that results and
-        the log-sum-exp are those of the keys with their mean.
+        large mean. `attention` adds the product of query and mean to the scores in float32, so that
+        results and the log-sum-exp are those of the keys with their mean. NumPy arrays only.
     transposed : bool
-        Whether to store bytes as 8-bit matrix units take values: `Quantized` has the order. Queries
-        and keys are not transposed; on the CPU, values may be.
+        Whether to store values in the order that 8-bit matrix units read; `Quantized` describes it.
+        With it, `attention` on a GPU need not transpose them in each call. Queries and keys take
+        False.
     layout : {"bhsd", "bshd", "thd"}
-        Order of the axes of 4-D arrays; "thd" is of the 3-D arrays (tokens, heads, d) of
+        Order of the axes of 4-D arrays; "thd" is for the 3-D arrays (tokens, heads, d) of
         `cufa.attention_varlen`.
     cu_seqlens : array, shape (sequences + 1,), of integers, optional
         Where sequences begin in an array of layout "thd", as `cufa.attention_varlen` takes it:
-        `cu_seqlens_q` for queries, and `cu_seqlens_k` for keys and values. Each sequence then has
-        blocks of its own, so that no scale is shared by two, with up to 128 rows. On a GPU
-        `attention_varlen` needs it. The array is on the host or on the device.
+        `cu_seqlens_q` for queries, and `cu_seqlens_k` for keys and values. Each sequence then
+        begins a new block, so that no two share the scale of a block. On a GPU `attention_varlen`
+        needs it. The array is on the host or on the device.
 
     Returns
     -------
     Quantized
-        Its scales are the largest magnitude divided by 448, and 1 where all are 0; numbers are
-        rounded to the nearest, ties to even.
+        A scale is the largest magnitude of its rows divided by 448, and 1 where all are 0. Numbers
+        are rounded to the nearest, ties to even.
 
     Raises
     ------
     TypeError, ValueError
-        Dtypes, shapes and arguments that do not fit; CuPy arrays with `smooth`, or on a GPU before
+        Dtypes, shapes and arguments that do not fit; CuPy arrays with `smooth`, or on a GPU below
         compute capability 8.9.
 
     Notes
     -----
-    CuPy arrays give the bits of NumPy arrays, but for numbers below 2^-126, which are 0 there.
+    CuPy arrays give the bits of NumPy arrays, except for numbers below 2^-126, which a GPU takes
+    as 0.
 
-    NaN and infinities become NaN, and do not change the scale of their block. With a transform they
-    fill the columns that are transformed together. So a key with one makes NaN of rows that see it.
+    NaN and infinities become NaN, and do not change scales. With a transform, NaN fills all columns
+    that are transformed together with it. A query that sees such a key gets NaN.
 
-    Rows are stored with 64, 96, 128, 192 or 256 columns; shorter ones end with zeros. All columns
-    are transformed together; 96 in three parts of 32, and 192 in three of 64. Products of float32
-    numbers beyond 2^119 may overflow there, and then count as infinite.
+    Rows are stored with 64, 96, 128, 192 or 256 columns; zeros fill the rest of a shorter row. All
+    columns are transformed together, but 96 in three parts of 32, and 192 in three parts of 64.
+    float32 numbers beyond 2^119 may overflow in the transform, and then count as infinite.
 
     Examples
     --------

@@ -179,11 +179,12 @@ def attention_varlen(
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     out_dtype, precision
-        As in `cufa.attention`. Arrays of `cufa.Quantized` were made with ``layout="thd"``, and
-        CuPy's with `cu_seqlens` that hold the numbers of `cu_seqlens_q` and `cu_seqlens_k`: others
-        give results that mean nothing.
+        As in `cufa.attention`. A `cufa.Quantized` must be made with ``layout="thd"``, and on a GPU
+        also with `cu_seqlens` of the same values as `cu_seqlens_q` or `cu_seqlens_k`. On a GPU the
+        values are not compared: other ones give results that mean nothing.
     kernel : str or Variant, optional
-        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32") or one instantiation; GPU only.
+        Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32"; in 8 bits "fp8_wgmma") or one
+        instantiation; GPU only.
 
     Returns
     -------

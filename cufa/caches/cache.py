@@ -162,8 +162,8 @@ class Cache:
         -------
         k_scale, v_scale : array of float32, or None
             (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
-            layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
-            are keys without their mean where the cache is smooth, as `decode` reads them.
+            layout: always the same memory. None if the cache is not of 8 bits. If it is smooth,
+            bytes times scales are keys without the mean.
 
         Raises
         ------
@@ -176,9 +176,9 @@ class Cache:
     def dequantize(
         self, layer: int = 0, *, dtype: Any, length: int | None = None
     ) -> tuple[Array, Array]:
-        """Return what a layer's keys and values of 8 bits stand for, as `attention` takes them.
+        """Return a layer's keys and values of 8 bits as arrays that `attention` takes.
 
-        A long prompt is faster in `attention` over them than in `decode`.
+        For a long prompt, `attention` over them is faster than `decode`.
 
         Parameters
         ----------
@@ -186,20 +186,21 @@ class Cache:
         dtype : str or numpy.dtype
             That of the queries: "float16", "bfloat16" or "float32".
         length : int, optional
-            Tokens of each sequence; by default those of the longest. Behind the end of a shorter
-            one, numbers mean nothing: give `attention` its ``lengths_k``.
+            Tokens of each sequence; by default those of the longest. Numbers behind the end of a
+            shorter sequence mean nothing: give ``lengths_k`` to `attention`.
 
         Returns
         -------
         k, v : array, (sequences, heads_kv, length, head_dim)
-            In the order of the cache's layout, from pages in one piece; in new memory. Numbers are
-            bytes times scales in float32, rounded to `dtype`.
+            In new memory, in the order of the cache's layout; pages become one piece. Numbers are
+            bytes times scales, plus the mean if the cache is smooth, in float32, rounded to
+            `dtype`.
 
         Raises
         ------
         TypeError, ValueError
-            There is no such layer, the cache has no 8 bits, or a dtype or a length that does not
-            fit; as in `decode` where the layer misses tokens.
+            There is no such layer, the cache is not of 8 bits, a dtype or a length does not fit, or
+            the layer misses tokens, as in `decode`.
 
         Examples
         --------
@@ -480,9 +481,9 @@ class Cache:
         ----------
         k : array, shape (sequences, heads_kv, n, head_dim)
             Keys, in the dtype and layout of the cache, of the last n positions of each sequence;
-            those that are not new are left out. A cache of 8 bits takes float16, bfloat16 and
-            float32. Where sequences have unequally many new tokens,
-            those of each are at the end.
+            those that are not new are left out. A cache of 8 bits takes float16, bfloat16 or
+            float32. Where sequences have unequal numbers of new tokens, those of each are at the
+            end.
         v : array, shape (sequences, heads_kv, n, head_dim_v)
             Values.
         q : array, shape (sequences, heads_q, n, head_dim), optional

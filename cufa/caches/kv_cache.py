@@ -31,12 +31,13 @@ class KVCache(Cache):
     head_dim_v : int, optional
         Head dim of the values; `head_dim` by default.
     dtype : str or numpy.dtype
-        "float16", "bfloat16" or "float32"; "fp8" (e4m3) or "int8" for 8 bits.
+        "float16", "bfloat16" or "float32"; for 8 bits "fp8" (e4m3) or "int8".
     smooth : bool
-        For 8 bits: whether to take a mean off keys, for models whose keys have channels with a
-        large mean. It is that of a sequence's first tokens, at most 256 of the first `append` or
-        `write`, in each layer and K/V head, and stays. Softmax does not change; `decode` puts the
-        log-sum-exp right, and takes no softcap and no sinks.
+        For 8 bits only: whether to subtract a mean from keys, for models whose keys have channels
+        with a large mean. It is the mean of a sequence's first tokens, at most 256 tokens of the
+        first `append` or `write`, in each layer and K/V head, and later tokens do not change it.
+        Softmax does not change, `decode` corrects the log-sum-exp, and takes no softcap and no
+        sinks.
     layers : int
         Layers of the model; they share lengths.
     layout : {"bhsd", "bshd"}
@@ -52,7 +53,7 @@ class KVCache(Cache):
     TypeError
         Sizes that are no integers, an unknown dtype, an `xp` or a `rotary` of another kind.
     ValueError
-        Sizes, a layout or a `rotary` that do not fit.
+        Sizes, a layout or a `rotary` that do not fit; `smooth` without 8 bits.
 
     Notes
     -----
@@ -66,11 +67,11 @@ class KVCache(Cache):
     replay, if `extend` is called before it.
 
     In 8 bits, `append` and `write` take keys and values of float16, bfloat16 or float32, and
-    quantise what the rotary embedding gives in float32. Each token has a float32 scale in each K/V
-    head: its row's largest magnitude divided by 448 (fp8) or 127 (int8), and 1 where all are 0;
-    numbers are rounded to the nearest, ties to even. NaN and infinities become NaN; in fp8 they
-    do not change the scale, and in int8 all of the row becomes NaN. `decode` takes queries of any
-    of these dtypes on NumPy arrays, and of 16 bits on a GPU.
+    quantise the float32 result of the rotary embedding. Each token has a float32 scale in each K/V
+    head: its row's largest magnitude divided by 448 (fp8) or 127 (int8), and 1 for a row of zeros.
+    Numbers are rounded to the nearest, ties to even. NaN and infinities become NaN: in fp8 they do
+    not change the scale, and in int8 the whole row becomes NaN. `decode` takes queries of these
+    dtypes on NumPy arrays, and of float16 and bfloat16 on a GPU.
 
     Work on a cache is to be issued on one stream, or ordered by events. Memory that no token has
     been written to is 0.

@@ -25,14 +25,15 @@ class Quantized:
     Parameters
     ----------
     values : array, shape (b, h, s, columns)
-        `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or 256
-        columns, the least number of these that holds a row of the source. Without a transform,
-        columns behind it are 0. (b, h, blocks, columns, 128) if they are transposed. With
-        `cu_seqlens`, s is 128 * (tokens // 128 + sequences): sequence i begins at row 128 *
-        (cu_seqlens[i] // 128 + i), and no number between sequences counts.
+        The bytes: `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or
+        256 columns, the least number of these that holds a row of the source. Without a transform,
+        the columns behind the source's are 0. The shape is (b, h, blocks, columns, 128) if
+        `transposed`. With `cu_seqlens`, s is 128 * (tokens // 128 + sequences): sequence i begins
+        at row 128 * (cu_seqlens[i] // 128 + i), and rows between sequences do not count.
     scales : array of float32
-        Positive factors of the numbers: (b, h, blocks) with a scale for each block of rows of a
-        head, (b, h, 1) for each head, or (1, 1, 1). On CuPy, others give results that mean nothing.
+        Factors of the numbers, positive and finite: (b, h, blocks) for `granularity` "block",
+        (b, h, 1) for "head", (1, 1, 1) for "tensor". On CuPy these values are not checked; others
+        give results that mean nothing.
     shape : tuple of int
         Shape of the source.
     dtype : dtype
@@ -40,8 +41,8 @@ class Quantized:
     granularity : {"block", "head", "tensor"}
         The rows that share a scale.
     block : int, optional
-        Rows of a block, a power of two from 16 to 1024; None for other granularities, and 128 where
-        it is not given.
+        Rows of a block, a power of two from 16 to 1024, by default 128; None for other
+        granularities.
     hadamard : bool
         Whether signs and a Hadamard transform were applied to rows.
     seed : int
@@ -49,12 +50,12 @@ class Quantized:
     layout : {"bhsd", "bshd", "thd"}
         Order of the source's axes, as in `cufa.quantize`.
     mean : array of float32, shape (b, h, columns), optional
-        A row that was taken off each row, transformed as rows are.
+        The mean that `smooth` subtracted from each row, transformed as rows are.
     transposed : bool
-        Whether `values` are transposed in blocks of 128 rows; behind the last row are zeros. 16
+        Whether `values` are transposed in blocks of 128 rows. Zeros follow the last row. Each 16
         rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
     cu_seqlens : array of int32, shape (sequences + 1,), optional
-        Where sequences begin in a source of layout "thd", if each has blocks of its own.
+        Where sequences begin in a source of layout "thd", if each begins a new block.
 
     Raises
     ------
