@@ -160,3 +160,46 @@ def test_what_is_not_finite_is_in_no_mean(rng: np.random.Generator) -> None:
     found = cache.dequantize(dtype="float32")[0]
     np.testing.assert_array_equal(np.isnan(found), ~np.isfinite(k))
     assert np.nanmax(np.abs(found - expected)) < 0.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [1, H])
+@pytest.mark.parametrize("dim", [1, 3, D])
+def test_the_mean_is_the_same_in_any_layout_and_strides(
+    rng: np.random.Generator, dim: int, heads: int, kind: str
+) -> None:
+    """Bytes and scales are, too."""
+    k = 5 + rng.standard_normal((2, heads, 300, dim), np.float32)
+    k_of_columns = np.ascontiguousarray(k.swapaxes(2, 3)).swapaxes(2, 3)
+    in_bshd = np.ascontiguousarray(k.swapaxes(1, 2))
+    found = []
+    for given in (k, np.asfortranarray(k), k_of_columns):
+        cache = KVCache(2, heads, 300, dim, dtype=kind, smooth=True)
+        cache.append(given, given)
+        found.append(cache.scales()[0])
+    for given in (in_bshd, np.asfortranarray(in_bshd)):
+        turned = KVCache(2, heads, 300, dim, dtype=kind, smooth=True, layout="bshd")
+        turned.append(given, given)
+        found.append(turned.scales()[0].swapaxes(1, 2))
+    alone = KVCache(1, heads, 300, dim, dtype=kind, smooth=True)
+    alone.append(k_of_columns[1:], k_of_columns[1:])
+    for scales in found:
+        np.testing.assert_array_equal(scales, found[0])
+    np.testing.assert_array_equal(alone.scales()[0][0], found[0][1])
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_queries_that_see_no_key_have_no_log_sum_exp(
+    rng: np.random.Generator, empty: Any, number: float
+) -> None:
+    """Whatever they hold, and whatever mean the sequence had."""
+    q = np.full((3, 2 * H, 4, D), number, np.float32)
+    caches = [empty(dtype="int8", smooth=smooth) for smooth in (False, True)]
+    for cache in caches:
+        k = drawn(np.random.default_rng(0), H, 3, offsets=True)
+        cache.append(k, k)
+        cache.truncate([3, 2, 0])
+    plain, smooth = (cache.decode(q, return_lse=True)[1] for cache in caches)
+    assert np.isneginf(plain[:, :, 0]).all()
+    assert np.isneginf(plain[2]).all()
+    np.testing.assert_array_equal(np.isneginf(smooth), np.isneginf(plain))
