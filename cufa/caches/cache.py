@@ -193,7 +193,8 @@ class Cache:
         -------
         k, v : array, (sequences, heads_kv, length, head_dim)
             In the order of the cache's layout, from pages in one piece; in new memory. Numbers are
-            bytes times scales in float32, rounded to `dtype`.
+            bytes times scales in float32, and the mean where the cache is smooth, rounded to
+            `dtype`: in float16, those beyond 65504 become infinite.
 
         Raises
         ------
