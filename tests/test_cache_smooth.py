@@ -12,6 +12,7 @@ from reference import DTYPES
 
 import cufa
 from cufa import KVCache, PagedKVCache
+from cufa.caches.store import Store
 
 H, D = 2, 64
 KINDS = ("fp8", "int8")
@@ -203,3 +204,26 @@ def test_queries_that_see_no_key_have_no_log_sum_exp(
     assert np.isneginf(plain[:, :, 0]).all()
     assert np.isneginf(plain[2]).all()
     np.testing.assert_array_equal(np.isneginf(smooth), np.isneginf(plain))
+
+
+def test_a_reorder_that_fails_moves_no_mean(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PagedKVCache(9, 16, 3, H, D, dtype="int8", smooth=True)
+    for _ in range(3):
+        cache.allocate()
+    k = np.arange(3, dtype=np.float32)[:, None, None, None] + drawn(rng, H, 5, offsets=True)
+    cache.append(k, k)
+    before = cache.dequantize(dtype="float32")[0]
+
+    def fail(_: Store) -> None:
+        patch.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "send", fail)
+        with pytest.raises(MemoryError):
+            cache.reorder([2, 0, 1])
+    np.testing.assert_array_equal(cache.dequantize(dtype="float32")[0], before)
+    cache.reorder([2, 0, 1])
+    np.testing.assert_array_equal(cache.dequantize(dtype="float32")[0], before[[2, 0, 1]])

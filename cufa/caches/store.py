@@ -203,21 +203,22 @@ class Store:
             self.check_written(layer, sources)
         if not targets.size:
             return
+        if self._means is not None:
+            old, new = self.xp.asarray(np.stack([sources, targets]))
+            means = self._means[:, old]
         before = [] if self.pages is None else self.pages.move(sources.tolist(), targets.tolist())
         try:
             with self.changing():
                 if self.pages is None:
                     self._copy_rows(sources, targets)
-                if self._means is not None:
-                    old, new = self.xp.asarray(np.stack([sources, targets]))
-                    for layer in self._means:
-                        layer[new] = layer[old]
                 self.host[:, targets] = self.host[1, sources]
         except BaseException:
             if self.pages is not None:
                 self.pages.move_back(before)
                 self.send()
             raise
+        if self._means is not None:  # which what fails has not changed
+            self._means[:, new] = means
         self.written[:, targets] = self.host[1, targets]
         if self.pages is not None:
             self.pages.release(before)
