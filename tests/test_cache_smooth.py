@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -115,7 +116,11 @@ def test_the_first_tokens_say_what_is_taken_off(
     assert_holds(cache)
     for other in (copy.copy(cache), pickle.loads(pickle.dumps(cache))):
         assert_holds(other)
+    means = 4 * 3 * H * D / 1e6
     assert "smooth" in repr(cache)
+    assert float(repr(cache).split(" MB")[0].split()[-1]) == pytest.approx(
+        (2 * math.prod(cache.scales()[0].shape) * (D + 4)) / 1e6 + means, rel=5e-3
+    )
     cache.truncate([0, 5, 5 if isinstance(cache, KVCache) else 0])
     rows[:] = [x[:, :n] for x, n in zip(rows, cache.host_lengths, strict=True)]
     append(-tokens[2], [9, 0, 0])

@@ -139,9 +139,10 @@ class Cache:
         -------
         k_cache, v_cache : array
             (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
-            page_size, head_dim); in the order of its layout. Always the same memory. The `decode`
-            of the cache refuses tokens that are put there without `write`; `cufa.decode` takes
-            them.
+            page_size, head_dim); in the order of its layout. Always the same memory. In 8 bits,
+            they are bytes that `scales` go with: float8_e4m3fn (uint8 on CuPy) or int8. The
+            `decode` of the cache refuses tokens that are put there without `write`; `cufa.decode`
+            takes them.
 
         Raises
         ------
@@ -163,7 +164,8 @@ class Cache:
         k_scale, v_scale : array of float32, or None
             (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
             layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
-            are keys without their mean where the cache is smooth, as `decode` reads them.
+            are keys without their mean where the cache is smooth. The `decode` of the cache adds
+            what is lacking to the log-sum-exp, and `cufa.decode` over them does not.
 
         Raises
         ------

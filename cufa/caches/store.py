@@ -152,9 +152,11 @@ class Store:
             sizes = f"{blocks - self.pages.free} of {blocks} pages of {keys} tokens in use"
         dtype = self.dtype.name if self.kind is None else self.kind.name
         kind = f"{dtype}, {self.layout}, {self.xp.__name__}"
+        held = [*self._bases, *self._scales]
         if self._means is not None:
             kind = f"smooth {kind}"
-        mb = sum(array.nbytes for array in (*self._bases, *self._scales)) / 1e6
+            held.append(self._means)
+        mb = sum(array.nbytes for array in held) / 1e6
         return (
             f"{name} of {self.in_use.size} sequences, {sizes}, heads_kv {heads}, {head_dim}, "
             f"layers {self.layers}, {kind}, {mb:.3g} MB"
