@@ -138,10 +138,12 @@ def module_of(name: str, array: Array) -> ModuleType:
 
 def _way_out(name: str, array: object) -> str:
     """Return how an array of another kind becomes one of NumPy or CuPy."""
-    if hasattr(array, "dequantize"):
-        return f": {name}.dequantize() is one"
-    if not hasattr(array, "__dlpack__"):
-        return ""
+    if not hasattr(array, "__dlpack__"):  # PyTorch's tensors have a dequantize, too
+        if hasattr(array, "host_lengths"):
+            return (
+                f": {name}.layer() returns a cache's keys and values; {name}.decode(q) reads them"
+            )
+        return f": {name}.dequantize() is one" if hasattr(array, "dequantize") else ""
     of, back = "x.detach()" if getattr(array, "requires_grad", False) else "x", ""
     if "bfloat16" in str(getattr(array, "dtype", "")):  # which DLPack has not for NumPy
         of, back = f"{of}.view(torch.uint16)", ".view(ml_dtypes.bfloat16)"

@@ -21,6 +21,9 @@ LAYOUTS = ("bhsd", "bshd")
 #: Native byte order only: a byte-swapped dtype is another key and so is refused.
 _DTYPE_NAMES = {row.numpy: row.name for row in DTYPES.values()}
 
+#: The dtypes of bytes in caches.
+_BYTES = ("int8", "uint8", "float8_e4m3fn")
+
 #: The kernels multiply scores by scale * log2(e) in float32, which must not overflow: the largest
 #: score of float16 arrays is 256 * 65504^2 < 2^41.
 _MAX_SCALE = 2.0**64
@@ -70,8 +73,16 @@ def check_dtypes(arrays: Mapping[str, Array]) -> str:
         if array.dtype != reference.dtype:
             raise TypeError(
                 f"{name} has dtype {shown_dtype(array.dtype)}, but {first} has dtype {dtype}"
+                f"{_way_out_of_8_bits(first, name, array)}"
             )
     return dtype
+
+
+def _way_out_of_8_bits(first: str, name: str, array: Array) -> str:
+    """Return what to give attention in place of the bytes of a cache."""
+    if first != "q" or name not in ("k", "v") or array.dtype.name not in _BYTES:
+        return ""
+    return "; dequantize(dtype=q.dtype) of a cache of 8 bits returns k and v"
 
 
 def check_dtype(name: str, array: Array) -> str:

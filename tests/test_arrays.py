@@ -34,6 +34,9 @@ class _Tensor:
 
     def __dlpack__(self) -> None: ...
 
+    def dequantize(self) -> None:
+        """As PyTorch's tensors have, which are no less arrays for it."""
+
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
 @pytest.mark.parametrize("thing", [[[1.0]], 3.0, "q", np.float32(1), _Tensor(), object])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -12,6 +13,7 @@ from reference import DTYPES
 
 import cufa
 from cufa import KVCache, PagedKVCache
+from cufa.caches.store import Store
 
 H, D = 2, 64
 KINDS = ("fp8", "int8")
@@ -114,7 +116,11 @@ def test_the_first_tokens_say_what_is_taken_off(
     assert_holds(cache)
     for other in (copy.copy(cache), pickle.loads(pickle.dumps(cache))):
         assert_holds(other)
+    means = 4 * 3 * H * D / 1e6
     assert "smooth" in repr(cache)
+    assert float(repr(cache).split(" MB")[0].split()[-1]) == pytest.approx(
+        (2 * math.prod(cache.scales()[0].shape) * (D + 4)) / 1e6 + means, rel=5e-3
+    )
     cache.truncate([0, 5, 5 if isinstance(cache, KVCache) else 0])
     rows[:] = [x[:, :n] for x, n in zip(rows, cache.host_lengths, strict=True)]
     append(-tokens[2], [9, 0, 0])
@@ -160,3 +166,69 @@ def test_what_is_not_finite_is_in_no_mean(rng: np.random.Generator) -> None:
     found = cache.dequantize(dtype="float32")[0]
     np.testing.assert_array_equal(np.isnan(found), ~np.isfinite(k))
     assert np.nanmax(np.abs(found - expected)) < 0.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [1, H])
+@pytest.mark.parametrize("dim", [1, 3, D])
+def test_the_mean_is_the_same_in_any_layout_and_strides(
+    rng: np.random.Generator, dim: int, heads: int, kind: str
+) -> None:
+    """Bytes and scales are, too."""
+    k = 5 + rng.standard_normal((2, heads, 300, dim), np.float32)
+    k_of_columns = np.ascontiguousarray(k.swapaxes(2, 3)).swapaxes(2, 3)
+    in_bshd = np.ascontiguousarray(k.swapaxes(1, 2))
+    found = []
+    for given in (k, np.asfortranarray(k), k_of_columns):
+        cache = KVCache(2, heads, 300, dim, dtype=kind, smooth=True)
+        cache.append(given, given)
+        found.append(cache.scales()[0])
+    for given in (in_bshd, np.asfortranarray(in_bshd)):
+        turned = KVCache(2, heads, 300, dim, dtype=kind, smooth=True, layout="bshd")
+        turned.append(given, given)
+        found.append(turned.scales()[0].swapaxes(1, 2))
+    alone = KVCache(1, heads, 300, dim, dtype=kind, smooth=True)
+    alone.append(k_of_columns[1:], k_of_columns[1:])
+    for scales in found:
+        np.testing.assert_array_equal(scales, found[0])
+    np.testing.assert_array_equal(alone.scales()[0][0], found[0][1])
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_queries_that_see_no_key_have_no_log_sum_exp(
+    rng: np.random.Generator, empty: Any, number: float
+) -> None:
+    """Whatever they hold, and whatever mean the sequence had."""
+    q = np.full((3, 2 * H, 4, D), number, np.float32)
+    caches = [empty(dtype="int8", smooth=smooth) for smooth in (False, True)]
+    for cache in caches:
+        k = drawn(np.random.default_rng(0), H, 3, offsets=True)
+        cache.append(k, k)
+        cache.truncate([3, 2, 0])
+    plain, smooth = (cache.decode(q, return_lse=True)[1] for cache in caches)
+    assert np.isneginf(plain[:, :, 0]).all()
+    assert np.isneginf(plain[2]).all()
+    np.testing.assert_array_equal(np.isneginf(smooth), np.isneginf(plain))
+
+
+def test_a_reorder_that_fails_moves_no_mean(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PagedKVCache(9, 16, 3, H, D, dtype="int8", smooth=True)
+    for _ in range(3):
+        cache.allocate()
+    k = np.arange(3, dtype=np.float32)[:, None, None, None] + drawn(rng, H, 5, offsets=True)
+    cache.append(k, k)
+    before = cache.dequantize(dtype="float32")[0]
+
+    def fail(_: Store) -> None:
+        patch.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "send", fail)
+        with pytest.raises(MemoryError):
+            cache.reorder([2, 0, 1])
+    np.testing.assert_array_equal(cache.dequantize(dtype="float32")[0], before)
+    cache.reorder([2, 0, 1])
+    np.testing.assert_array_equal(cache.dequantize(dtype="float32")[0], before[[2, 0, 1]])

@@ -117,7 +117,8 @@ HALVES = INTS.astype(np.float16)
 BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     (
         *("no scales", {"k_scale": None, "v_scale": None}, ValueError),
-        r"k_scale is needed where k_cache has dtype int8: float32, .* k_cache\.shape\[:3\]",
+        r"k_scale is needed where k_cache has dtype int8: float32, .* k_cache\.shape\[:3\]; "
+        r"scales\(\) of a KVCache returns them",
     ),
     ("no k_scale", {"k_scale": None}, ValueError, "k_scale is needed where k_cache has"),
     ("no v_scale", {"v_scale": None}, ValueError, "v_scale is needed where v_cache has"),

@@ -27,6 +27,8 @@ NAMES = {
     "return_softmax_lse": "return_lse=",
     "enable_gqa": "heads are grouped by their numbers",
     "cache_seqlens": "lengths= of decode, which counts the new tokens, too",
+    "k_descale": "k_scale= of decode, a scale for each key and K/V head",
+    "v_descale": "v_scale= of decode",
 }
 
 
@@ -100,8 +102,21 @@ def test_arguments_that_are_missing() -> None:
             ),
             r"lengths\[0\] is 40: it must be 0 to 32, the 2 pages of 16 tokens",
         ),
+        (
+            lambda: DECODE(Q, cufa.KVCache(2, 4, 20, 8, dtype="float32"), Q),
+            r"k_cache must be .*, not KVCache: k_cache\.layer\(\) returns a cache's keys and "
+            r"values; k_cache\.decode\(q\) reads",
+        ),
+        (lambda: CALL(Q, cufa.KVCache(2, 4, 20, 8, dtype="fp8"), Q), r"not KVCache: k\.layer\(\)"),
+        (
+            lambda: CALL(Q, *cufa.KVCache(2, 4, 20, 8, dtype="int8").layer()),
+            r"k has dtype int8, but q has dtype float32; dequantize\(dtype=q\.dtype\) of a cache",
+        ),
     ],
-    ids=["float64", "integers", "added", "softcap", "num_splits", "pages", "table"],
+    ids=[
+        *("float64", "integers", "added", "softcap", "num_splits", "pages", "table"),
+        *("cache", "cache of 8 bits", "bytes"),
+    ],
 )
 def test_the_way_out(call: Callable[[], Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):

@@ -16,11 +16,13 @@ _HERE = {
     "enable_gqa": "left out, as heads are grouped by their numbers",
     "is_causal": 'causal=, which is "top-left" where PyTorch aligns it so',
     "logits_soft_cap": "softcap=",
+    "k_descale": "k_scale= of decode, a scale for each key and K/V head; a Quantized has its own",
     "page_table": "block_table= of decode",
     "return_attn_probs": "return_lse=",
     "return_softmax_lse": "return_lse=",
     "sm_scale": "scale=",
     "softmax_scale": "scale=",
+    "v_descale": "v_scale= of decode, a scale for each key and K/V head; a Quantized has its own",
     "window_size": "window=, with None for no bound (flash-attn's -1)",
 }
 

@@ -139,9 +139,10 @@ class Cache:
         -------
         k_cache, v_cache : array
             (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
-            page_size, head_dim); in the order of its layout. Always the same memory. The `decode`
-            of the cache refuses tokens that are put there without `write`; `cufa.decode` takes
-            them.
+            page_size, head_dim); in the order of its layout. Always the same memory. In 8 bits,
+            they are bytes that `scales` go with: float8_e4m3fn (uint8 on CuPy) or int8. The
+            `decode` of the cache refuses tokens that are put there without `write`; `cufa.decode`
+            takes them.
 
         Raises
         ------
@@ -162,8 +163,9 @@ class Cache:
         -------
         k_scale, v_scale : array of float32, or None
             (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
-            layout: always the same memory. None if the cache is not of 8 bits. If it is smooth,
-            bytes times scales are keys without the mean.
+            layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
+            are keys without their mean where the cache is smooth. The `decode` of the cache adds
+            what is lacking to the log-sum-exp, and `cufa.decode` over them does not.
 
         Raises
         ------
@@ -192,9 +194,9 @@ class Cache:
         Returns
         -------
         k, v : array, (sequences, heads_kv, length, head_dim)
-            In new memory, in the order of the cache's layout; pages become one piece. Numbers are
-            bytes times scales, plus the mean if the cache is smooth, in float32, rounded to
-            `dtype`.
+            In the order of the cache's layout, from pages in one piece; in new memory. Numbers are
+            bytes times scales in float32, and the mean where the cache is smooth, rounded to
+            `dtype`: in float16, those beyond 65504 become infinite.
 
         Raises
         ------

@@ -152,9 +152,11 @@ class Store:
             sizes = f"{blocks - self.pages.free} of {blocks} pages of {keys} tokens in use"
         dtype = self.dtype.name if self.kind is None else self.kind.name
         kind = f"{dtype}, {self.layout}, {self.xp.__name__}"
+        held = [*self._bases, *self._scales]
         if self._means is not None:
             kind = f"smooth {kind}"
-        mb = sum(array.nbytes for array in (*self._bases, *self._scales)) / 1e6
+            held.append(self._means)
+        mb = sum(array.nbytes for array in held) / 1e6
         return (
             f"{name} of {self.in_use.size} sequences, {sizes}, heads_kv {heads}, {head_dim}, "
             f"layers {self.layers}, {kind}, {mb:.3g} MB"
@@ -203,21 +205,22 @@ class Store:
             self.check_written(layer, sources)
         if not targets.size:
             return
+        if self._means is not None:
+            old, new = self.xp.asarray(np.stack([sources, targets]))
+            means = self._means[:, old]
         before = [] if self.pages is None else self.pages.move(sources.tolist(), targets.tolist())
         try:
             with self.changing():
                 if self.pages is None:
                     self._copy_rows(sources, targets)
-                if self._means is not None:
-                    old, new = self.xp.asarray(np.stack([sources, targets]))
-                    for layer in self._means:
-                        layer[new] = layer[old]
                 self.host[:, targets] = self.host[1, sources]
         except BaseException:
             if self.pages is not None:
                 self.pages.move_back(before)
                 self.send()
             raise
+        if self._means is not None:  # which what fails has not changed
+            self._means[:, new] = means
         self.written[:, targets] = self.host[1, targets]
         if self.pages is not None:
             self.pages.release(before)

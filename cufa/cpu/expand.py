@@ -33,7 +33,7 @@ def _joined(pages: np.ndarray) -> np.ndarray:
 
 
 def add_mean(lse: np.ndarray, q: np.ndarray, mean: np.ndarray, scale: float) -> None:
-    """Add scale * q . mean to log-sum-exps, as ``kernels/lse_mean.cu`` does.
+    """Add scale * q . mean to log-sum-exps, as ``kernels/lse_mean.cu`` does; -inf stays.
 
     Parameters
     ----------
@@ -44,4 +44,5 @@ def add_mean(lse: np.ndarray, q: np.ndarray, mean: np.ndarray, scale: float) -> 
     """
     of_heads = mean.repeat(q.shape[1] // mean.shape[1], axis=1)[..., None]
     with np.errstate(all="ignore"):
-        lse += np.float32(scale) * (q.astype(np.float32) @ of_heads)[..., 0]
+        added = np.float32(scale) * (q.astype(np.float32) @ of_heads)[..., 0]
+        np.add(lse, added, out=lse, where=lse != -np.inf)

@@ -65,7 +65,7 @@ def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> st
         if name not in scales:
             raise ValueError(
                 f"{name} is needed where {cache} has dtype {shown_dtype(k)}: float32, one scale "
-                f"for each key and K/V head, {cache}.shape[:3]"
+                f"for each key and K/V head, {cache}.shape[:3]; scales() of a KVCache returns them"
             )
         if scales[name].dtype != np.float32:
             raise TypeError(

@@ -97,6 +97,7 @@ def numbers_of(values: Array, scales: Array, xp: ModuleType) -> Array:
 
 def mean_of(rows: np.ndarray) -> np.ndarray:
     """Return the mean of finite numbers, (..., rows, columns) -> (..., columns); 0 if none is."""
+    rows = np.ascontiguousarray(rows)  # NumPy adds up in the order that strides suggest
     finite = np.isfinite(rows)
     with np.errstate(all="ignore"):
         sums = np.where(finite, rows, np.float32(0)).sum(axis=-2, dtype=np.float32)
