@@ -5,12 +5,17 @@ from __future__ import annotations
 import bisect
 import ctypes
 import mmap
+from collections import deque
 
 import numpy as np
 from played_gpu import at
 
 _starts: list[int] = []  # in order
 _memories: list[np.ndarray] = []  # there
+#: Guards of the newest memories. A process has room for 65530 mappings: the oldest memories, of
+#: tests that are over, lose their guards.
+_guards: deque[tuple[int, int]] = deque()
+_MOST_GUARDED = 4000
 
 
 def new_memory(nbytes: int) -> np.ndarray:
@@ -28,6 +33,10 @@ def new_memory(nbytes: int) -> np.ndarray:
     start = libc.mmap(None, pages + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     for guard in (start, start + page + pages):
         assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    _guards.append((start, start + page + pages))
+    if len(_guards) > _MOST_GUARDED:
+        for guard in _guards.popleft():
+            libc.munmap(ctypes.c_void_p(guard), ctypes.c_size_t(page))
     first = start + page + pages - size
     memory = at(first, (size,), (1,), np.dtype(np.uint8))
     memory[...] = 0xFF

@@ -52,10 +52,14 @@ def instruction_numbers(cubin: bytes) -> set[int]:
     return {code[at] | code[at + 1] % 16 << 8 for at in range(0, len(code), 16)}
 
 
+#: The same by kernel: a tile of 32 rows and keys over pages of 16, two blocks a multiprocessor.
+MOST_SPILLED_BY = {"fa3_wgmma": MOST_SPILLED, "decode_fp8": 8, "decode_int8": 8}
+
+
 def assert_lean(variant: Variant, gpu: Device) -> None:
     """Compile a variant, which must fit the GPU without anything that costs speed."""
     compiled = nvrtc.compile_variant(variant, gpu.arch)
-    assert compiled.spill_bytes <= (MOST_SPILLED if variant.kernel == "fa3_wgmma" else 0), variant
+    assert compiled.spill_bytes <= MOST_SPILLED_BY.get(variant.kernel, 0), variant
     assert compiled.stack_bytes <= compiled.spill_bytes, variant
     assert compiled.dynamic_smem_bytes == variant.smem_bytes
     smem_bytes = compiled.static_smem_bytes + compiled.dynamic_smem_bytes
@@ -68,8 +72,10 @@ def assert_lean(variant: Variant, gpu: Device) -> None:
         assert COPY_BY_UNIFORM_ADDRESS not in instruction_numbers(compiled.cubin), variant
 
 
-#: Bytes a thread of fp8_wgmma may spill: next to wide scores, and in its producer.
+#: Bytes a thread of fp8_wgmma may spill: next to wide scores, and in its producer; and where
+#: a causal mask and lengths are read next to tiles of 256 keys.
 MOST_SPILLED_FP8 = 192
+MOST_SPILLED_WITH_LENGTHS = 288
 
 
 #: Head dim, parts of the score and layout of those that always compile.
@@ -88,7 +94,9 @@ def test_attention_of_8_bits_compiles_without_spills(
     compiled = nvrtc.compile_variant(instance, "sm_90a")
     # The registers that its warps hand on to each other are reckoned from this number.
     assert compiled.registers == 65536 // threads // 8 * 8
-    assert compiled.spill_bytes <= MOST_SPILLED_FP8
+    lengths = kv != "Dense" and (d, score) == (128, ("Causal",))
+    most = MOST_SPILLED_WITH_LENGTHS if lengths else MOST_SPILLED_FP8
+    assert compiled.spill_bytes <= most
     assert instance.smem_bytes <= H200.smem_per_block
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not SERIALIZED.search(compiled.log), compiled.log
