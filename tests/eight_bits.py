@@ -24,7 +24,7 @@ class Cache(NamedTuple):
 
     @property
     def numbers(self) -> np.ndarray:
-        """What values and scales stand for, float32."""
+        """Return the numbers that values and scales stand for, float32."""
         values = self.values.view(E4M3) if self.values.dtype == np.uint8 else self.values
         return values.astype(np.float32) * self.scales[..., None]
 

@@ -129,7 +129,7 @@ def test_the_first_tokens_say_what_is_taken_off(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_features(rng: np.random.Generator, empty: Any, kind: str) -> None:
-    """What softmax does not see stays; where it would, a call is refused."""
+    """Options that do not see the mean give the same; where one would, a call is refused."""
     caches = [empty(dtype=kind, smooth=smooth) for smooth in (False, True)]
     k, v, q = drawn(rng, H, 120), drawn(rng, H, 120), drawn(rng, 2 * H, 5)
     for cache in caches:

@@ -200,7 +200,7 @@ def test_smooth(
     dtype: str,
     paged: bool,
 ) -> None:
-    """What is held, decode and its log-sum-exp are those of the CPU."""
+    """The cache, decode and its log-sum-exp are those of the CPU."""
     caches = both(cupy, paged, d, dim, dtype=kind, smooth=True)
     for n, counts in ((300, [300, 70, 0, 0]), (1, [1, 1, 1, 0]), (33, [7, 33, 30, 0])):
         arrays = [drawn(rng, 4, h, n, d, dtype=dtype) for h in (H, H, 3 * H)]

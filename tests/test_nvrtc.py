@@ -20,8 +20,9 @@ from cufa.features.causal import Causal
 from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
-from cufa.specs import FP8_KERNELS
+from cufa.specs import ATTENTION_KERNELS, BACKWARD_KERNELS, FP8_KERNELS
 from cufa.specs.fp8_wgmma import KVS
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -271,6 +272,21 @@ def test_other_registers_than_are_shared_out_are_an_error(monkeypatch: pytest.Mo
         nvrtc.compile_variant(variant, H200.arch)
     assert info.value.variant == variant
     assert "Used 80 registers" in info.value.log
+
+
+def test_each_kernel_that_shares_out_registers_says_so() -> None:
+    """All that ask for others than they are launched with, by the instruction for it."""
+    share = {*FP8_KERNELS, *BACKWARD_KERNELS, *ATTENTION_KERNELS}
+    asking = {kernel for kernel in share if "registers_increase<" in source.text(kernel)}
+    assert asking == {"fa3_wgmma", "fp8_wgmma", "bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma"}
+    instance = FP8_KERNELS["fp8_wgmma"].instance("bfloat16", 128, 128)
+    assert (instance.launch_registers, nvrtc.wrong_registers(instance, 168)) == (168, None)
+    assert "counts on 168" in str(nvrtc.wrong_registers(instance, 160))
+    for name in ("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma"):
+        spec = BACKWARD_KERNELS[name]
+        dims, (tile, *_) = next(iter(spec.tiles(90).items()))
+        variant = TemplateArguments(name, "bfloat16", *dims, *tile)
+        assert spec.instance(variant).launch_registers == 65536 // variant.threads // 8 * 8
 
 
 def test_spills_are_seen() -> None:

@@ -134,7 +134,7 @@ class Fp8:
     def arrays(self, rows: Rows, transposed: bool = False) -> dict[str, Quantized]:
         """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here.
 
-        What does not count of arrays that are quantised here changes no scale.
+        Rows that do not count change no scale of arrays that are quantised here.
         """
         if self.is_quantized:
             return self.given

@@ -116,9 +116,11 @@ def wrong_registers(variant: Variant | Instance, registers: int) -> str | None:
         A thread's, of the compiled kernel.
     """
     if isinstance(variant, Instance):
-        return None
-    launch_registers = KERNELS[variant.kernel].launch_registers
-    if launch_registers is None or registers == (expected := launch_registers(variant)):
+        expected = variant.launch_registers
+    else:
+        of_variant = KERNELS[variant.kernel].launch_registers
+        expected = of_variant and of_variant(variant)
+    if expected is None or registers == expected:
         return None
     return (
         f"error: its code counts on {expected} registers a thread at launch, and the compiler gave "

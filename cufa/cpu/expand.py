@@ -9,7 +9,7 @@ from cufa.quantized.rows import numbers_of
 
 
 def expand(held: Held, out: np.ndarray) -> None:
-    """Write what the first tokens of sequences stand for, as ``kernels/expand.cu`` does.
+    """Write what the first tokens of sequences stand for, as ``kernels/expand8.cu`` does.
 
     Parameters
     ----------

@@ -39,15 +39,15 @@ struct Quantized : WAY {
     }
 };
 
-// V of half a block of 128 keys, of one or two, as wgmma needs it: a row is a column of V, with K,
-// the keys, along it. In memory each 128 keys are such a tile of 128-byte rows. Within 16 keys the
-// order is that in which a thread holds P, which so is an operand as it is: 0 1 8 9, 2 3 10 11, 4 5
-// 12 13, 6 7 14 15. TMA and the swizzle take two bytes as one element.
+// V of blocks of 128 keys as wgmma needs it: a row is a column of V, with K, the keys, along it. In
+// memory each 128 keys are such a tile of 128-byte rows. Within 16 keys the order is that in which
+// a thread holds P, which so is an operand as it is: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. TMA
+// and the swizzle take two bytes as one element.
 template <int HEAD_DIM, int BN>
 struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
     using Tile = WgmmaTile<HEAD_DIM, BN / 2>;
     static constexpr int KEYS = 128;
-    static_assert(BN % KEYS == 0 || BN == KEYS / 2, "a tile is blocks, or half of one");
+    static_assert(BN % KEYS == 0, "a tile is whole blocks");
 
     static __device__ void load(uint32_t tile, int, const TensorMap& map, uint32_t bar, int key,
                                 int head, int batch, unsigned long long policy) {
@@ -56,7 +56,7 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
         const unsigned row = static_cast<unsigned>(key / KEYS) * HEAD_DIM;
 #pragma unroll
         for (int i = 0; i < BN; i += KEYS)
-            tma_load(tile + i / KEYS * Tile::PANEL_BYTES, map, bar, key % KEYS / 2, 0,
+            tma_load(tile + i / KEYS * Tile::PANEL_BYTES, map, bar, 0, 0,
                      static_cast<int>(row + i / KEYS * HEAD_DIM), head, batch, policy);
     }
     // Zeroes the keys of a chunk of 16 from `keys` on.
@@ -96,7 +96,7 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     // O += P V is computed in pieces of PIECE columns, for a block of keys each; IN_FLIGHT at once.
     static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
     static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= 2, "whole pieces");
-    static_assert(IN_FLIGHT <= PIECES * (BN_ > VTile::KEYS ? BN_ / VTile::KEYS : 1));
+    static_assert(IN_FLIGHT <= PIECES * (BN_ / VTile::KEYS));
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
     static_assert(Config8::ACROSS, "Q needs two slots");
 

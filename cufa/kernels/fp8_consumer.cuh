@@ -16,7 +16,7 @@ struct Consumer8 {
     static constexpr int BN = C::BN, NT = BN / 8, PIECE = C::PIECE, IN_FLIGHT = C::IN_FLIGHT;
     // Blocks of keys, which have scales of their own. A piece of columns of P V of a block is a
     // unit.
-    static constexpr int BLOCK = BN < VTile::KEYS ? BN : VTile::KEYS, BLOCKS = BN / BLOCK;
+    static constexpr int BLOCK = VTile::KEYS, BLOCKS = BN / BLOCK;
     static constexpr int UNITS = C::PIECES * BLOCKS;
 
     // Whether the first scores of a row tell about the others, and need no code of their own that

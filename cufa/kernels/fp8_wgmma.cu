@@ -4,7 +4,8 @@
 // Scales of Q and K go into the exponent, and that of V into this addition. P is e4m3 as well, and
 // needs row maxima, see fp8_softmax.cuh. V is stored transposed, see VTile8. The products take half
 // of the time that they take in 16 bits: the softmax runs under those of the other consumers, and
-// not under the consumer's own. P V then has the registers of S, and a tile twice the keys.
+// not under the consumer's own. P V then has the registers of S, and with 96 or 128 columns of O a
+// tile has two blocks of keys.
 #include "fa3_producer.cuh"
 #include "fp8_consumer.cuh"
 

@@ -26,5 +26,5 @@ __global__ void __launch_bounds__(THREADS) lse_mean(const __grid_constant__ LseM
     float sum = 0.f;
     for (int i = lane; i < p.head_dim; i += 32) sum += to_float(q[i]) * mean[i];
     sum = lanes_sum<32>(sum);
-    if (lane == 0) p.lse[row] += p.scale * sum;
+    if (lane == 0 && p.lse[row] != -INF) p.lse[row] += p.scale * sum;  // it saw a key
 }

@@ -1,9 +1,9 @@
 // S = Q K^T and O += P V, where K and V have 8 bits, by mma.sync of 16 bits: of Q's type, and of
-// float16, which holds more of P than bfloat16. What a lane finds in a register are four elements
-// that follow each other in a row:
-// - Of K they are four of 16 columns, which a product takes in any order. So those of Q lie in that
-//   order, see decode_query.cuh: words 0, 2, 4, 6 of each eight, then 1, 3, 5, 7.
-// - Of V they are two columns of two keys, and each product takes every other column. So of 16
+// float16, which holds more of P than bfloat16. A lane finds four elements in a register, which
+// follow each other in a row:
+// - Those of K are four of 16 columns, which a product takes in any order. So Q lies in that order,
+//   see decode_query.cuh: words 0, 2, 4, 6 of each eight, then 1, 3, 5, 7.
+// - Those of V are two columns of two keys, and each product takes every other column. So of 16
 //   columns O has the even ones in one piece, and the odd ones in the next.
 #pragma once
 #include "expand.cuh"

@@ -52,7 +52,7 @@ class DecodeOperands(NamedTuple):
     score_arrays : mapping
         NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_score_arrays`.
     scales : tuple of array
-        Of K and of V in 8 bits: (batch, heads, capacity) views, or (pages, heads, page_size).
+        Those of K and of V in 8 bits: (batch, heads, capacity), or (pages, heads, page_size) views.
     """
 
     q: Array

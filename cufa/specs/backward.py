@@ -13,7 +13,7 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import kind_of, part_named
 from cufa.features.user_functions import BLOCKS, OWN
 from cufa.specs import kv
-from cufa.specs.instance import Instance
+from cufa.specs.instance import Instance, equal_registers
 from cufa.specs.params import MAP_WORDS, MAPS_ALIGNMENT
 from cufa.specs.params import PARAMS as FORWARD
 from cufa.specs.structs import TENSOR, of_parts, structure
@@ -199,7 +199,9 @@ class BackwardSpec(NamedTuple):
         numbers = tuple(getattr(v, name) for name in NUMBERS)
         smem_bytes = sum(self.shared_memory(v).values())
         return Instance(
-            v.kernel, (v.dtype,), numbers, v.score, v.kv, smem_bytes, is_dependent=False
+            *(v.kernel, (v.dtype,), numbers, v.score, v.kv, smem_bytes),
+            is_dependent=False,
+            launch_registers=equal_registers(v.threads) if self.tma else None,
         )
 
     def tiles(self, compute_capability: int) -> Tiles:

@@ -7,6 +7,7 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import are_apart, edges, part_named
 from cufa.features.user_functions import BLOCKS
 from cufa.specs.hopper_costs import COSTS
+from cufa.specs.instance import equal_registers
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space
 from cufa.specs.spec import Spec, Tiles
@@ -95,8 +96,7 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
 
 
 def _at_launch(v: TemplateArguments) -> int:
-    """Return a thread's equal part of the registers."""
-    return 65536 // (v.threads * v.blocks_per_sm) // 8 * 8
+    return equal_registers(v.threads * v.blocks_per_sm)
 
 
 def _launch_registers(v: TemplateArguments) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.device import Device
-from cufa.specs.instance import Instance
+from cufa.specs.instance import Instance, equal_registers
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
 from cufa.specs.structs import of_parts, structure
@@ -103,8 +103,8 @@ class Fp8Spec(NamedTuple):
         tiles = _TILES if _COMPUTED.isdisjoint(score) else {**_TILES, **_NARROW}
         bm, bn, stages = tiles[widest]
         # Sums of P V take the registers of S.
-        piece = min(_PIECES[head_dim_v], bn)
-        units = head_dim_v // piece * max(1, bn // KEYS)
+        piece = _PIECES[head_dim_v]
+        units = head_dim_v // piece * (bn // KEYS)
         return Fp8Tile(bm, bn, stages, piece, min(2, units, bn // piece))
 
     def compiled(self, head_dim: int) -> int:
@@ -136,7 +136,11 @@ class Fp8Spec(NamedTuple):
         numbers = head_dim, head_dim_v, *tile
         smem_bytes = _smem_bytes(tile, head_dim, head_dim_v, kv)
         way = f"Quantized<{kv}>"
-        return Instance(self.name, (dtype,), numbers, score, way, smem_bytes, is_dependent=False)
+        return Instance(
+            *(self.name, (dtype,), numbers, score, way, smem_bytes),
+            is_dependent=False,
+            launch_registers=equal_registers(tile.threads),
+        )
 
 
 def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int, kv: str) -> int:

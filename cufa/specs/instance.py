@@ -7,6 +7,11 @@ from typing import NamedTuple
 from cufa.dtypes import DTYPES
 
 
+def equal_registers(threads: int) -> int:
+    """Return a thread's part of the registers if these threads share a multiprocessor."""
+    return 65536 // threads // 8 * 8
+
+
 class Instance(NamedTuple):
     """One template instantiation; it stands for a `Variant` in the compiler.
 
@@ -26,6 +31,8 @@ class Instance(NamedTuple):
         Dynamic shared memory of a block.
     is_dependent : bool
         Whether it is launched as `cufa.compiler.dependent` says.
+    launch_registers : int, optional
+        A thread's at launch, if its warps hand registers on to each other.
     """
 
     kernel: str
@@ -35,6 +42,7 @@ class Instance(NamedTuple):
     kv: str = ""
     smem_bytes: int = 0
     is_dependent: bool = True
+    launch_registers: int | None = None
 
     @property
     def name_expression(self) -> str:

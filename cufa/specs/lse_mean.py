@@ -1,4 +1,4 @@
-"""What a mean that was taken off keys adds to the log-sum-exp of queries."""
+"""The kernel that puts the log-sum-exp of queries right where a mean was taken off keys."""
 
 from __future__ import annotations
 
