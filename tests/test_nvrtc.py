@@ -285,7 +285,8 @@ def test_each_kernel_that_shares_out_registers_says_so() -> None:
     for name in ("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma"):
         spec = BACKWARD_KERNELS[name]
         dims, (tile, *_) = next(iter(spec.tiles(90).items()))
-        variant = TemplateArguments(name, "bfloat16", *dims, *tile)
+        bm, bn, stages, warps, blocks, _ = tile
+        variant = TemplateArguments(name, "bfloat16", *dims, bm, bn, stages, warps, blocks)
         assert spec.instance(variant).launch_registers == 65536 // variant.threads // 8 * 8
 
 
