@@ -75,16 +75,19 @@ def capture(call: Call, calls: int) -> Call:
 def one_stream() -> Iterator[None]:
     """Have CuPy and PyTorch queue all on one stream, on which PyTorch's calls are captured, too.
 
-    PyTorch differentiates on the stream of the forward pass, which a capture must not leave.
+    PyTorch differentiates on the stream of the forward pass, which a capture must not leave. The
+    stream does not wait for others: all that they were given has ended before and after.
     """
     if importlib.util.find_spec("torch") is None:
         yield
         return
     import torch
 
-    stream = _torch_stream()
+    stream, device = _torch_stream(), cupy.cuda.Device()
+    device.synchronize()
     with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
         yield
+    device.synchronize()
 
 
 @cache
