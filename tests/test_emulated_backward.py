@@ -167,6 +167,26 @@ def test_sums_have_the_same_bits(
 
 
 @pytest.mark.parametrize("form", [WGMMA_ROWS, WGMMA_COLUMNS], ids=name_of)
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (60, 5)}], ids=str)
+@exhaustive("backward", but=lambda form, options: form is WGMMA_COLUMNS and "window" in options)
+def test_blocks_draw_tiles_of_keys(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    form: Case,
+    options: dict[str, Any],
+) -> None:
+    """Two blocks take eight tiles, in any order or a fixed one; no row sees a window's first."""
+    gpu = device.named(form[0])._replace(sm_count=2)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    arrays = drawn(rng, form, (1, 4, 2, 150, 450), **options)
+    expected = ExpectedGradients(*arrays[:4], **options)
+    for deterministic in (False, True):
+        expected.assert_accepts(gradients(arrays, deterministic=deterministic, **options))
+    plans = [call.plan for call in backward._prepared.values()]
+    assert [(plan.key_blocks, plan.steps[1].grid) for plan in plans] == [(8, 2)] * 2
+
+
+@pytest.mark.parametrize("form", [WGMMA_ROWS, WGMMA_COLUMNS], ids=name_of)
 @pytest.mark.parametrize("name", ["causal", "dropout_p"])
 @exhaustive("backward", but=lambda form, name: form is WGMMA_COLUMNS and name == "causal")
 def test_blocks_share_the_query_heads_of_a_group(

@@ -24,8 +24,9 @@ TILES = [
     for dims in spec.tiles(device.of_arch(arch).compute_capability)
 ]
 #: Bytes a thread may spill, loads and stores together, from the head dim on at which dK and dV fill
-#: the registers; and with the parts of many features at once.
-MOST_SPILLED = {"bwd_mma": (192, 36), "bwd_fp32": (128, 96)}
+#: the registers; and with the parts of many features at once. In bwd_wgmma it is the producer that
+#: spills: it has 24 registers, and waits most of the time.
+MOST_SPILLED = {"bwd_mma": (192, 36), "bwd_fp32": (128, 96), "bwd_wgmma": (64, 40)}
 MOST_SPILLED_WITH_ALL = 128
 SEVERAL: dict[str, Any] = {"causal": True, "softcap": 3.0, "dropout_p": 0.5}
 
@@ -99,7 +100,8 @@ def test_steps_and_memory() -> None:
     assert (plan.row_lse, plan.row_delta, plan.dq_sums) == (0, rows, 2 * rows)
     assert plan.turns == rows * (2 + 128)
     # A turn for 16 rows, and how many blocks have begun.
-    assert plan.workspace_words == rows * (2 + 128) + rows // 16 + 4
+    assert plan.drawn == plan.turns + rows // 16
+    assert plan.workspace_words == plan.drawn + 4
 
 
 def test_wide_heads_on_hopper() -> None:
@@ -135,7 +137,9 @@ def test_what_is_not_wanted_takes_no_memory() -> None:
     problem = Problem.of_shapes((1, 2, 64, 64), (1, 2, 64, 64), (1, 2, 64, 64), dtype="bfloat16")
     plan = backward_plan(problem, device.named("h200"), "k", True)
     assert [step.instance.kernel for step in plan.steps] == ["bwd_prepare", "bwd_wgmma"]
-    assert (plan.dq_sums, plan.turns, plan.workspace_words) == (-1, -1, 2 * 2 * 128)
+    rows = 2 * 128
+    assert (plan.dq_sums, plan.turns, plan.drawn) == (-1, -1, 2 * rows)
+    assert plan.workspace_words == 2 * rows + 4
 
 
 @pytest.mark.parametrize(
@@ -153,19 +157,19 @@ def test_what_is_not_wanted_takes_no_memory() -> None:
 def test_few_heads_of_keys_share_their_query_heads(
     heads_q: int, heads_kv: int, n: int, options: Any, splits: int
 ) -> None:
-    """Each block leaves its part of dK and dV, and a step adds these up."""
+    """Each part of dK and dV is left in memory, and a step adds these up."""
     shapes = (1, heads_q, n, 128), (1, heads_kv, n, 128), (1, heads_kv, n, 128)
     problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
     plan = backward_plan(problem, device.named("h200"), "qkv", False)
     tiles = heads_kv * -(-n // 128)
     assert plan.kv_splits == splits
-    assert plan.steps[1].grid == tiles * splits
+    assert plan.steps[1].grid == min(tiles * splits, 132)  # blocks draw one part after the other
     names = [step.instance.kernel for step in plan.steps]
     join = ["bwd_join"] * (splits > 1)
     assert names == ["bwd_prepare", "bwd_wgmma", *join, "bwd_finish"]
     rows = heads_q * plan.workspace_rows
     parts = tiles * splits * 128 * 256 if splits > 1 else 0
-    assert plan.workspace_words == rows * (2 + 128) + parts
+    assert plan.workspace_words == rows * (2 + 128) + parts + 4
     assert parts <= 64 << 20 >> 2
 
 

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     const Tile tile = unit_of_block<KV>(p);
     const Sequence sequence = KV::sequence(p, tile.batch, 0);
     const int q0 = tile.q_tile * ROW_UNIT, thread = thread_index(), lane = thread % 32;
-    if (p.turns && block_index() == 0 && thread == 0) *p.turns_drawn = 0;
+    if (p.turns_drawn && block_index() == 0 && thread == 0) *p.turns_drawn = 0;
     if (q0 >= sequence.seq_q) return;
     const long long row0 = first_row<KV>(p, tile.batch, tile.head) + q0;
 

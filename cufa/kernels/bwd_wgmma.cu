@@ -1,11 +1,12 @@
 // FlashAttention-2's backward pass (Dao 2023, algorithm 2) on Hopper, for float16 and bfloat16,
-// sm_90a. A block owns BN keys of one K/V head and loops over the queries that see them, in tiles
-// of BM, of all query heads of the group. The producer, one thread of the first warpgroup, fetches
-// tiles of Q and dO by TMA. The consumers, the other warpgroups, own 64 keys each: S^T = K Q^T and
-// dP^T = V dO^T stay in registers, and so do P^T and dS^T, the left operands of dV += P^T dO and
-// dK += dS^T Q. dS goes through shared memory to dQ += dS K, which the consumers share, a step
-// later: so no consumer waits for another's softmax. dQ is added up in global memory, by threads of
-// the first warpgroup.
+// sm_90a. A block draws tiles of keys until there are none: BN keys of one K/V head each. It loops
+// over the queries that see them, in tiles of BM, of all query heads of the group. Blocks whose
+// keys few queries see draw more, and the next K and V come while dK and dV leave. The producer,
+// one thread of the first warpgroup, fetches tiles of Q and dO by TMA. The consumers, the other
+// warpgroups, own 64 keys each: S^T = K Q^T and dP^T = V dO^T stay in registers, and so do P^T and
+// dS^T, the left operands of dV += P^T dO and dK += dS^T Q. dS goes through shared memory to dQ +=
+// dS K, which the consumers share, a step later: so no consumer waits for another's softmax. dQ is
+// added up in global memory, by threads of the first warpgroup.
 #include "bwd_common_sm90.cuh"
 #include "bwd_turned_sm90.cuh"
 #include "bwd_wgmma_smem.cuh"
@@ -37,8 +38,8 @@ struct BackwardConsumer {
         return {place, t, place.key_tile * BN + consumer * 64};
     }
 
-    __device__ void wait_kv() const {
-        smem.wait_kv();
+    // Zeroes the keys of K and V behind a sequence.
+    __device__ void clear_tails() const {
         if constexpr (KV::TAILS) {
             const int keys = place.sequence.seq_kv - place.key_tile * BN;
             clear_rows_from<KTile>(keys, smem.k(), consumer);
@@ -123,8 +124,9 @@ struct BackwardConsumer {
             WgmmaOfRows<T, C::DQ_WIDTH>::ss(rdQ, DsTile::columns(ds, j), KTile::rows(k, j), j > 0);
         wgmma_commit();
     }
-    // Hands it to the thread that adds it to the sum in global memory.
+    // Hands it to the thread that adds it to the sum in global memory; dS is free then.
     __device__ void hand_dq(const DqPart& rdQ, uint32_t n) const {
+        smem.ring_ds.release(n);
         if (!place.p.dq_sums) return;
         const int thread = thread_index_anew() % 128, lane = thread % 32;
         const uint32_t part = smem.dq(consumer, thread / 32);
@@ -137,21 +139,42 @@ struct BackwardConsumer {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(smem.full_dq(n));
     }
-    // dV and dK leave through the places of V and K.
-    __device__ void store() {
+    // dV and dK leave through the places of the warps' parts of dQ, when all of n tiles of rows has
+    // left these.
+    __device__ void store(uint32_t n) {
         const auto& p = place.p;
-        const int rows = place.keys_left(), row = consumer * 64;
-        named_barrier_sync(1, C::CONSUMERS * 128);  // all have read K
-        if (p.dk.data)
-            store_gradient<T, KTile>(rdK, p.scale, smem.k(), consumer, row, 0,
-                                     place.template rows_of<T>(p.dk), p.dk.stride_seq, rows,
-                                     p.head_dim);
-        if (p.dv.data)
-            store_gradient<T, KTile>(rdV, Differentiated<SCORE>{p}.growth(), smem.v(), consumer,
-                                     row, 0, place.template rows_of<T>(p.dv), p.dv.stride_seq, rows,
-                                     p.head_dim_v);
+        const int row = consumer * 64 + thread_index_anew() % 128 / 32 * 16;
+        if (p.dq_sums) smem.acquire_dq(n);
+        if (p.dk.data) store_rows(rdK, p.scale, p.dk, row, p.head_dim);
+        if (p.dv.data) store_rows(rdV, Differentiated<SCORE>{p}.growth(), p.dv, row, p.head_dim_v);
     }
-    // Leaves this block's part of dK and dV for bwd_join.cu.
+    // The warp's 16 rows of a gradient, `factor` times.
+    __device__ void store_rows(const float (&r)[D / 8][4], float factor, const Tensor& to, int row,
+                               int cols) const {
+        using Rows = SmemTile<16, D, 2>;
+        const int lane = thread_index_anew() % 32, rows = place.keys_left() - row;
+        const uint32_t tile = smem.dq(consumer, thread_index_anew() % 128 / 32);
+        T* g = place.template rows_of<T>(to) + row * to.stride_seq;
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i)
+            stmatrix_x4(tile + Rows::offset(lane % 16, 2 * i + lane / 16),
+                        pack2<T>(r[2 * i][0] * factor, r[2 * i][1] * factor),
+                        pack2<T>(r[2 * i][2] * factor, r[2 * i][3] * factor),
+                        pack2<T>(r[2 * i + 1][0] * factor, r[2 * i + 1][1] * factor),
+                        pack2<T>(r[2 * i + 1][2] * factor, r[2 * i + 1][3] * factor));
+        __syncwarp();
+        const bool aligned = (reinterpret_cast<uint64_t>(g) | to.stride_seq * sizeof(T)) % 16 == 0;
+#pragma unroll 4
+        for (int piece = lane; piece < 16 * (D / 8); piece += 32) {
+            const int of = piece / (D / 8), at = piece % (D / 8), col = at * Rows::CHUNK;
+            if (of >= rows || col >= cols) continue;
+            float values[4];
+            lds(values, tile + Rows::offset(of, at));
+            write_chunk(values, g + of * to.stride_seq + col, cols - col, aligned);
+        }
+    }
+    // Leaves the part of dK and dV of these query heads for bwd_join.cu.
     __device__ void leave(float* sums) const {
         using Piece = DqPiece<T, D, true>;
         const int thread = thread_index_anew() % 128, lane = thread % 32;
@@ -169,58 +192,76 @@ struct BackwardConsumer {
     }
 };
 
-// Fetches K and V, and the tiles of rows that visit them; one thread.
-template <class C, class SCORE, class KV>
-__device__ void produce(const BackwardMaps& maps,
-                        const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
-                        const BackwardSmem<C>& smem) {
+// The tile of keys of a number, and the query heads that it is about.
+template <class Place, class Arguments>
+__device__ Place place_of(const Arguments& p, int number) {
+    const int splits = p.kv_splits;
+    return Place(p, Place::tile(p, number / splits, splits == 1), number % splits);
+}
+
+// Draws tiles of keys, and fetches the K and V of each, and the tiles of rows that visit them; one
+// thread.
+template <class C, class Place, class KV, class Arguments>
+__device__ void produce(const BackwardMaps& maps, const Arguments& p, const BackwardSmem<C>& smem) {
     using QTile = typename C::QTile;
     constexpr int BM = C::BM;
-    const auto& p = place.p;
-    load_kv<typename C::KTile, KV>(maps, place, smem.k(), smem.v(), place.key_tile * C::BN,
-                                   smem.expect_kv());
-    const int batch = KV::RAGGED ? 0 : place.batch;
     uint32_t n = 0;
-    for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
-        const int head = place.query_head(t), row = place.sequence.first_q + t.tile * BM;
-        const long long of_rows = place.row_of(t);
-        smem.ring_q.acquire(n);
-        const uint32_t full_q = smem.ring_q.expect(n, QTile::bytes + BM * 4);
-        QTile::load(smem.q(n), 0, maps.q, full_q, row, head, batch, L2_KEPT);
-        bulk_load(smem.stats(n), p.row_lse + of_rows, BM * 4, full_q);
-        smem.ring_do.acquire(n);
-        const uint32_t full_do = smem.ring_do.expect(n, QTile::bytes + BM * 4);
-        QTile::load(smem.dout(n), 0, maps.d_out, full_do, row, head, batch, L2_KEPT);
-        bulk_load(smem.stats(n) + BM * 4, p.row_delta + of_rows, BM * 4, full_do);
+    for (uint32_t round = 0;; ++round) {
+        const int number = draw(p.turns_drawn);
+        if (number >= p.heads / p.group * p.kv_tiles * p.kv_splits) {
+            smem.expect_kv(round, smem.NONE);
+            return;
+        }
+        const Place place = place_of<Place>(p, number);
+        load_kv<typename C::KTile, KV>(maps, place, smem.k(), smem.v(), place.key_tile * C::BN,
+                                       smem.expect_kv(round, number));
+        const int batch = KV::RAGGED ? 0 : place.batch;
+        for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+            const int head = place.query_head(t), row = place.sequence.first_q + t.tile * BM;
+            const long long of_rows = place.row_of(t);
+            smem.ring_q.acquire(n);
+            const uint32_t full_q = smem.ring_q.expect(n, QTile::bytes + BM * 4);
+            QTile::load(smem.q(n), 0, maps.q, full_q, row, head, batch, L2_KEPT);
+            bulk_load(smem.stats(n), p.row_lse + of_rows, BM * 4, full_q);
+            smem.ring_do.acquire(n);
+            const uint32_t full_do = smem.ring_do.expect(n, QTile::bytes + BM * 4);
+            QTile::load(smem.dout(n), 0, maps.d_out, full_do, row, head, batch, L2_KEPT);
+            bulk_load(smem.stats(n) + BM * 4, p.row_delta + of_rows, BM * 4, full_do);
+        }
     }
 }
 
 // Adds dQ of every third tile of rows, from number `adder` on, to the sum in global memory: with
 // turns, when it is this block's. One thread.
-template <class C, class SCORE, class KV>
-__device__ void add_dq(const KeyPlace<C::BM, C::BN, SCORE, KV, true>& place,
-                       const BackwardSmem<C>& smem, int adder) {
+template <class C, class Place, class Arguments>
+__device__ void add_dq(const Arguments& p, const BackwardSmem<C>& smem, int adder) {
     using Piece = DqPiece<typename C::T, C::HEAD_DIM, true>;
-    const auto& p = place.p;
     uint32_t n = 0;
-    for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
-        if (n % C::ADDERS != adder) continue;
-        int* turn = p.turns ? place.turn(t) : nullptr;
-        const int rank = turn ? place.rank(t) : 0;
-        smem.wait_dq(n);
-        if (turn) {
-            while (ld_acquire(turn) != rank) {
+    for (uint32_t round = 0;; ++round) {
+        const int number = smem.wait_kv(round);
+        if (number == smem.NONE) return;
+        smem.release_kv();
+        if (!p.dq_sums) continue;
+        const Place place = place_of<Place>(p, number);
+        for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+            if (n % C::ADDERS != adder) continue;
+            int* turn = p.turns ? place.turn(t) : nullptr;
+            const int rank = turn ? place.rank(t) : 0;
+            smem.wait_dq(n);
+            if (turn) {
+                while (ld_acquire(turn) != rank) {
+                }
+                fence_proxy_async_global();
             }
-            fence_proxy_async_global();
-        }
-        bulk_add(Piece::at(p.dq_sums, place.row_of(t), 0), smem.dq(0, 0), C::DQ_BYTES);
-        tma_store_commit();
-        tma_store_wait_read();
-        mbarrier_arrive(smem.empty_dq());
-        if (turn) {
-            tma_store_wait();
-            fence_proxy_async_global();
-            st_release(turn, rank + 1);
+            bulk_add(Piece::at(p.dq_sums, place.row_of(t), 0), smem.dq(0, 0), C::DQ_BYTES);
+            tma_store_commit();
+            tma_store_wait_read();
+            mbarrier_arrive(smem.empty_dq());
+            if (turn) {
+                tma_store_wait();
+                fence_proxy_async_global();
+                st_release(turn, rank + 1);
+            }
         }
     }
 }
@@ -237,8 +278,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const auto& p = arguments.params;
     extern __shared__ __align__(1024) unsigned char smem[];
     const BackwardSmem<C> shared(smem_address(smem));
-    const int number = number_of_block(p, smem), splits = p.kv_splits;
-    const Place place(p, Place::tile(p, number / splits, splits == 1), number % splits);
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
 
@@ -246,44 +285,47 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     if (warpgroup == 0) {
         registers_decrease<C::PRODUCER_REGISTERS>();
         const int warp = threadIdx.x / 32;
-        if (threadIdx.x == 0) produce<C, SCORE, KV>(arguments.maps, place, shared);
-        if (p.dq_sums && threadIdx.x % 32 == 0 && warp > 0)
-            add_dq<C, SCORE, KV>(place, shared, warp - 1);
+        if (threadIdx.x == 0) produce<C, Place, KV>(arguments.maps, p, shared);
+        if (threadIdx.x % 32 == 0 && warp > 0) add_dq<C, Place>(p, shared, warp - 1);
         return;
     }
     registers_increase<C::CONSUMER_REGISTERS>();
-    Consumer c(place, shared, warpgroup - 1);
-    c.wait_kv();
-    uint32_t n = 0;
-    for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
-        typename Consumer::Scores rS, rdP;
-        typename Consumer::DqPart rdQ;
-        c.queue_s(rS, n, t);
-        if (!Consumer::DP_LATE) c.queue_dp(rdP, n, t);
-        wgmma_wait<!Consumer::DP_LATE>();
-        c.exponentiate(rS, n, t);
-        if (Consumer::DP_LATE) c.queue_dp(rdP, n, t);
-        wgmma_wait<0>();
-        c.derive(rS, rdP, n);
-        c.share_ds(n);
-        c.queue_dq(rdQ, n - 1);  // in the first step of what lies there, for no use
-        c.queue_dkv(n);
-        wgmma_wait<1>();
-        if (n > 0) {
-            shared.ring_ds.release(n - 1);
+    uint32_t n = 0;  // tiles of rows, of all tiles of keys
+    for (uint32_t round = 0;; ++round) {
+        const int number = __shfl_sync(0xffffffff, shared.wait_kv(round), 0);
+        if (number == shared.NONE) return;
+        const Place place = place_of<Place>(p, number);
+        Consumer c(place, shared, warpgroup - 1);
+        c.clear_tails();
+        const uint32_t first = n;
+        for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+            typename Consumer::Scores rS, rdP;
+            typename Consumer::DqPart rdQ;
+            c.queue_s(rS, n, t);
+            if (!Consumer::DP_LATE) c.queue_dp(rdP, n, t);
+            wgmma_wait<!Consumer::DP_LATE>();
+            c.exponentiate(rS, n, t);
+            if (Consumer::DP_LATE) c.queue_dp(rdP, n, t);
+            wgmma_wait<0>();
+            c.derive(rS, rdP, n);
+            c.share_ds(n);
+            c.queue_dq(rdQ, n - 1);  // in the first step of what lies there, for no use
+            c.queue_dkv(n);
+            wgmma_wait<1>();
+            if (n != first) c.hand_dq(rdQ, n - 1);
+            wgmma_wait<0>();
+            shared.ring_q.release(n), shared.ring_do.release(n);
+        }
+        if (n != first) {
+            typename Consumer::DqPart rdQ;
+            c.queue_dq(rdQ, n - 1);
+            wgmma_wait<0>();
             c.hand_dq(rdQ, n - 1);
         }
-        wgmma_wait<0>();
-        shared.ring_q.release(n), shared.ring_do.release(n);
+        shared.release_kv();
+        if (p.kv_splits == 1)
+            c.store(n);
+        else if (p.kv_sums)
+            c.leave(p.kv_sums + number * (2ll * BN * HEAD_DIM));
     }
-    if (n > 0) {
-        typename Consumer::DqPart rdQ;
-        c.queue_dq(rdQ, n - 1);
-        wgmma_wait<0>();
-        c.hand_dq(rdQ, n - 1);
-    }
-    if (splits == 1)
-        c.store();
-    else if (p.kv_sums)
-        c.leave(p.kv_sums + number * (2ll * BN * HEAD_DIM));
 }

@@ -26,7 +26,7 @@ struct BackwardConfig : BackwardRegisters<BN_ / 64> {
     // step.
     static constexpr int ADDERS = 3;
     static constexpr int BARRIERS = STATS + STAGES * STATS_BYTES;
-    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8 * (ADDERS + 1) + 8;
+    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8 * (ADDERS + 1) + 24;
 };
 
 template <class C>
@@ -34,7 +34,8 @@ struct BackwardSmem {
     uint32_t base;
     Ring<C::STAGES> ring_q, ring_do;
     Ring<2> ring_ds;
-    uint32_t barriers_dq, full_kv;
+    uint32_t barriers_dq, full_kv, empty_kv;
+    uint32_t number;  // where the number of the tile of keys is
 
     __device__ explicit BackwardSmem(uint32_t smem)
         : base(smem),
@@ -42,7 +43,9 @@ struct BackwardSmem {
           ring_do(smem + C::BARRIERS + ring_q.bytes),
           ring_ds(smem + C::BARRIERS + 2 * ring_q.bytes),
           barriers_dq(smem + C::BARRIERS + 2 * ring_q.bytes + ring_ds.bytes),
-          full_kv(barriers_dq + 8 * (C::ADDERS + 1)) {}
+          full_kv(barriers_dq + 8 * (C::ADDERS + 1)),
+          empty_kv(full_kv + 8),
+          number(full_kv + 16) {}
 
     // By one thread.
     __device__ void init() const {
@@ -54,15 +57,30 @@ struct BackwardSmem {
         for (int adder = 0; adder < C::ADDERS; ++adder)
             mbarrier_init(full_dq(adder), 4 * C::CONSUMERS);
         mbarrier_init(empty_dq(), 1);
-        mbarrier_init(full_kv, 1);
+        mbarrier_init(full_kv, 1), mbarrier_init(empty_kv, 4 * C::CONSUMERS + C::ADDERS);
         mbarrier_fence_init();
-        fence_proxy_async();  // the block's number was where TMA writes K
     }
-    __device__ uint32_t expect_kv() const {
-        mbarrier_arrive_expect(full_kv, 2 * C::KTile::bytes);
+    // Producer: waits until all have done with the tile of keys before; then hands out the number
+    // of the next one, whose K and V are copied; or `NONE`.
+    static constexpr int NONE = -1;
+    __device__ uint32_t expect_kv(uint32_t round, int tile) const {
+        mbarrier_wait(empty_kv, round % 2 ^ 1);
+        sts_64(number, tile);
+        if (tile == NONE)
+            mbarrier_arrive(full_kv);
+        else
+            mbarrier_arrive_expect(full_kv, 2 * C::KTile::bytes);
         return full_kv;
     }
-    __device__ void wait_kv() const { mbarrier_wait(full_kv, 0); }
+    // Others: wait for a tile of keys, whose number this returns; have done with it, a thread of
+    // each warp.
+    __device__ int wait_kv(uint32_t round) const {
+        mbarrier_wait(full_kv, round % 2);
+        return static_cast<int>(lds_64(number));
+    }
+    __device__ void release_kv() const {
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_kv);
+    }
     __device__ uint32_t k() const { return base + C::K; }
     __device__ uint32_t v() const { return base + C::V; }
     __device__ uint32_t q(uint32_t n) const {

@@ -146,15 +146,13 @@ def attention_backward(
     plan = call.plan
     memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
     start = memory.data.ptr
-    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns
+    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
     numbers = [start + 4 * place if place >= 0 else 0 for place in places]
-    # Behind the turns is how many blocks were drawn.
-    drawn = start + 4 * (plan.workspace_words - 1) if plan.turns >= 0 else 0
     chains, sums = _cleared(plan, memory, others)
     addresses = (
         *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
         _aligned(lse),
-        *(*numbers, drawn),
+        *numbers,
         *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
         *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
         chains,

@@ -52,11 +52,11 @@ class BackwardPlan(NamedTuple):
         Units of rows of a query head, and tiles of keys of a K/V head.
     kv_splits : int
         Blocks that share the query heads of a tile of keys.
-    row_lse, row_delta, dq_sums, kv_sums, turns : int
+    row_lse, row_delta, dq_sums, kv_sums, turns, drawn : int
         Where each begins in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
         Its size: two numbers a row, dQ in float32, sums of gradients of arrays that parts of the
-        score read, parts of dK and dV in float32, and the turns.
+        score read, parts of dK and dV in float32, the turns, and the count of what was drawn.
     sums : tuple of ArraySums
     chains : Chains or None
         The order of blocks that add to them.
@@ -78,6 +78,7 @@ class BackwardPlan(NamedTuple):
     dq_sums: int
     kv_sums: int
     turns: int
+    drawn: int
     workspace_words: int
     sums: tuple[ArraySums, ...] = ()
     chains: Chains | None = None
@@ -91,6 +92,11 @@ class BackwardPlan(NamedTuple):
             for step in self.steps
         )
         return f"{steps}; workspace={_WORD * self.workspace_words}"
+
+    @property
+    def key_blocks(self) -> int:
+        """Tiles of keys of all K/V heads, each as often as query heads are split."""
+        return self.problem.batch * self.problem.heads_kv * self.key_tiles * self.kv_splits
 
     @property
     def workspace_rows(self) -> int:
@@ -206,7 +212,8 @@ def backward_plan(
         ("dq_sums", dq_words),
         ("sums", arrays.words),
         ("kv_sums", blocks * splits * part * joins),
-        ("turns", (rows // TURN_ROWS + 1) * takes_turns),
+        ("turns", rows // TURN_ROWS * takes_turns),
+        ("drawn", takes_turns or form[0].draws),
     ):
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -219,6 +226,8 @@ def backward_plan(
     for spec, of_spec in zip(form, variants, strict=True):
         if wanted or not set(spec.gradients).isdisjoint(wrt):
             grid = units if spec.by_rows else blocks * splits
+            if spec.draws:
+                grid = min(grid, device.sm_count * of_spec.blocks_per_sm)
             steps.append(Step(spec.instance(of_spec), grid, of_spec.threads))
     if joins:
         steps.append(Step(around(bwd_join.SPEC.name, variant, variant.bn), blocks, THREADS))

@@ -59,8 +59,9 @@ def _of_step(step: Step, plan: BackwardPlan, products: int) -> float | None:
         return None
     v = plan.variant
     places = v.blocks_per_sm * _MULTIPROCESSORS
-    waves = -(-step.grid // places)
-    busy = step.grid / (waves * places)  # the part of the places that have a block
+    blocks = plan.key_blocks if BACKWARD_KERNELS[step.instance.kernel].draws else step.grid
+    waves = -(-blocks // places)
+    busy = blocks / (waves * places)  # the part of the places that have a block
     moved = sum(sizes[name] for name in _OPERANDS)
     each = flops(plan.problem, v.bm, v.bn) / products
     return _LAUNCH_US + each / (1e6 * rate) / busy + moved / _BYTES_A_US
@@ -99,7 +100,7 @@ def _bytes(plan: BackwardPlan) -> dict[str, int]:
         **dict.fromkeys(("v", "dv"), element * keys * p.head_dim_v),
         **dict.fromkeys(("lse", "row_lse", "row_delta"), 4 * queries),
     }
-    v, blocks = plan.variant, p.batch * p.heads_kv * plan.key_tiles * plan.kv_splits
+    v, blocks = plan.variant, plan.key_blocks
     sums = 4 * queries * v.head_dim if plan.dq_sums >= 0 else 0
     parts = 4 * blocks * v.bn * (v.head_dim + v.head_dim_v) if plan.kv_sums >= 0 else 0
     return {**found, "dq_sums": sums, "kv_sums": parts}

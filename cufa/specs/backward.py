@@ -129,6 +129,9 @@ class BackwardSpec(NamedTuple):
         Rows of Q and dO that one copy brings; None for those of a tile.
     splits_groups : bool
         Whether several blocks can share the query heads of a tile of keys.
+    draws : bool
+        Whether its blocks draw tiles of keys until there are none, so that as many blocks are
+        launched as multiprocessors hold.
     gradients : tuple of str
         The gradients that it computes.
     differentiates : bool
@@ -150,6 +153,7 @@ class BackwardSpec(NamedTuple):
     tma: bool = False
     copied_rows: int | None = None
     splits_groups: bool = False
+    draws: bool = False
     gradients: tuple[str, ...] = ("q", "k", "v")
     differentiates: bool = True
     sums_arrays: bool = True

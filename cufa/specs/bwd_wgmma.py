@@ -21,7 +21,7 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
         "dS": 4 * v.bm * v.bn,
         "dQ": 4 * v.bm * v.head_dim,
         "rows": 8 * v.stages * v.bm,
-        "barriers": 32 * v.stages + 32 + 32 + 8,
+        "barriers": 32 * v.stages + 32 + 32 + 24,
     }
 
 
@@ -33,6 +33,7 @@ SPEC = BackwardSpec(
     archs=("sm_90a",),
     tma=True,
     splits_groups=True,
+    draws=True,
     sums_arrays=False,
     is_large=computes,
     tflops={64: 521.0, 128: 576.0},
