@@ -240,7 +240,7 @@ static void expand(uint32_t* out, bool by_bits, bool integers) {
     for (uint32_t i = 0; i < 256; i += 4) {
         const uint32_t four = i | (i + 1) << 8 | (i + 2) << 16 | (i + 3) << 24;
         uint32_t two[2];
-        integers ? Int8::expand<T>(two, four)
+        integers ? Int8::expand<T, false>(two, four)
         : by_bits ? E4m3::by_bits<T>(two, four) : E4m3::by_instruction<T>(two, four);
         out[i / 2] = two[0], out[i / 2 + 1] = two[1];
     }

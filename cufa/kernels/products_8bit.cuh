@@ -28,7 +28,7 @@ __device__ void qk_8bit(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 uint32_t two[2];
-                KIND::template expand<T>(two, rK[i]);
+                KIND::template expand<T, false>(two, rK[i]);
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt)
                     mma_m16n8k16<T>(rS[mt][nt + i / 2], rQ[i % 2][mt], two[0], two[1]);
@@ -55,8 +55,8 @@ __device__ void pv_8bit(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], ui
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
                 uint32_t first[2], last[2];  // of each column the first eight keys, and the others
-                KIND::template expand<float16>(first, permuted(rV[i], 0, 0x3120));
-                KIND::template expand<float16>(last, permuted(rV[i + 1], 0, 0x3120));
+                KIND::template expand<float16, true>(first, rV[i]);
+                KIND::template expand<float16, true>(last, rV[i + 1]);
 #pragma unroll
                 for (int j = 0; j < 2 * MT; ++j)
                     mma_m16n8k16<float16>(rO[j / 2][ot + i + j % 2], packed[j / 2], first[j % 2],
