@@ -74,7 +74,7 @@ struct DecodeBlock {
           warp(__shfl_sync(0xffffffff, thread / 32, 0)),
           team(warp / TEAM),
           block(blockIdx.x),
-          keys(p, thread, sQ + C::QTile::bytes + team * C::RING),
+          keys(p, thread, sQ + C::Q_BYTES + team * C::RING),
           first(p, smem, thread, warp, block, keys.share),
           at(team) {}
 

@@ -58,7 +58,8 @@ struct DecodeConfig {
     static constexpr int SCALE_BYTES = SCALED ? BN * 4 : 0;             // of a tile of K, or of V
     static constexpr int RING = STAGES * (KTile::bytes + VTile::bytes + 2 * SCALE_BYTES);
     using End = UnitEnd<T, Softmax, ARGUMENTS, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING, SCALED>;
-    static constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+    static constexpr int Q_BYTES = QTile::bytes + (INTEGERS ? BM * HEAD_DIM : 0);
+    static constexpr int SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
     static constexpr int LOOK_BYTES = 12;  // two lengths and a page that a thread looks at again
     static_assert(End::SUM_BYTES >= THREADS * LOOK_BYTES, "what is looked at again comes there");
 };

@@ -1,22 +1,29 @@
 // S = Q K^T of 8-bit integers on the tensor cores, which add them up exactly: no element of K is
-// expanded. Each number of Q is an integer of 16 bits times a factor of its row, and that integer
-// two of 8 bits: 256 `high` + `low`. Rounding it costs at most 2^-16 of the row's largest number.
+// expanded. Each number of Q is three bytes times a factor of its row: high, middle / 2^8 and
+// low / (2^8 * 254). What rounding costs is 2^-24 of the row's largest number.
 //
-// In shared memory the 32 bytes of 16 numbers hold their 16 high bytes, then the 16 low ones. A
-// product has eight rows of Q: the high bytes are its first eight rows, and the low ones the
-// others, so that a lane finds both sums of a score in its own registers.
+// In shared memory the 32 bytes of 16 numbers hold their 16 high bytes, then the 16 middle ones;
+// the low ones are a tile of their own behind. A product has the high bytes of eight rows of Q as
+// its first eight rows, and their middle ones as the others, or the low ones of sixteen: a lane
+// finds all sums of a score in its own registers.
 #pragma once
 #include "ptx_convert.cuh"
 #include "ptx_expand.cuh"
 #include "tile.cuh"
 
-// The factors of the rows that a lane holds: of 16 mt + {0, 8} + lane / 4 of its warp's.
+template <class QTile>
+using LowBytes = SmemTile<QTile::ROWS, QTile::COLS, 1>;
+
+// The factors of the rows that a lane holds: of 16 mt + {0, 8} + lane / 4 of its warp's, for scores
+// in units of the middle bytes.
 template <class T, class QTile, int MT>
 struct RowFactors {
-    // The largest number becomes this, times a power of two.
+    // The largest high byte with its middle one is 2^15 times this, and the largest low one 254
+    // / 2.
     static constexpr float MOST = 127.f / 128.f;
-    // Less counts as this: its inverse, times MOST, is finite.
-    static constexpr float LEAST = 0x1p-110f;
+    static constexpr float LOWS = 254.f;
+    static constexpr float LEAST = 0x1p-110f;       // less counts as this, whose inverse is finite
+    static constexpr float TO_INTEGER = 0x1.8p23f;  // added, leaves an integer in the low bits
 
     float of[MT][2];
 
@@ -54,65 +61,79 @@ struct RowFactors {
                 const uint32_t at = sQ + QTile::offset(row, pair * 2);
                 float words[2][4];
                 lds(words[0], at), lds(words[1], at ^ 16);
-                float high[4], low[4];
+                float high[4], middle[4], low[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const float* from = words[j / 2] + j % 2 * 2;
-                    uint32_t x[4];
+                    uint32_t upper[4], lower[4];
 #pragma unroll
                     for (int n = 0; n < 4; ++n) {
                         const uint32_t two = __float_as_uint(from[n / 2]);
-                        const float number = n % 2 ? high_to_float<T>(two) : low_to_float<T>(two);
-                        x[n] = __float_as_uint(fmaf(number, inverse, 0x1.8p23f));  // rounded
+                        const float x = n % 2 ? high_to_float<T>(two) : low_to_float<T>(two),
+                                    rounded = fmaf(x, inverse, TO_INTEGER),
+                                    rest = fmaf(x, inverse, TO_INTEGER - rounded);
+                        upper[n] = __float_as_uint(rounded);
+                        lower[n] = __float_as_uint(fmaf(rest, LOWS, TO_INTEGER));
                     }
-                    low[j] = __uint_as_float(of_four(x, 0x0040));
+                    middle[j] = of_four(upper, 0x0040), low[j] = of_four(lower, 0x0040);
 #pragma unroll
-                    for (int n = 0; n < 4; ++n) x[n] += 128;
-                    high[j] = __uint_as_float(of_four(x, 0x0051));
+                    for (int n = 0; n < 4; ++n) upper[n] += 128;  // middle bytes have signs
+                    high[j] = of_four(upper, 0x0051);
                 }
                 sts_128(at, make_float4(high[0], high[1], high[2], high[3]));
-                sts_128(at ^ 16, make_float4(low[0], low[1], low[2], low[3]));
+                sts_128(at ^ 16, make_float4(middle[0], middle[1], middle[2], middle[3]));
+                sts_128(sQ + QTile::bytes + LowBytes<QTile>::offset(row, pair),
+                        make_float4(low[0], low[1], low[2], low[3]));
             }
         }
     }
 
  private:
-    // A byte of each: `which` names it of two.
-    static __device__ uint32_t of_four(const uint32_t (&x)[4], uint32_t which) {
-        return permuted(permuted(x[0], x[1], which), permuted(x[2], x[3], which), 0x5410);
+    // A byte of each: `which` names it, of two of them.
+    static __device__ float of_four(const uint32_t (&x)[4], uint32_t which) {
+        return __uint_as_float(
+            permuted(permuted(x[0], x[1], which), permuted(x[2], x[3], which), 0x5410));
     }
 };
 
 // S of HALVES times eight rows of Q, from row0 on.
-template <class QTile, class KTile, int HALVES, int NT>
+template <class Factors, class QTile, class KTile, int HALVES, int NT>
 __device__ void qk_of_halves(float (&rS)[NT][4], const float (&factors)[2], uint32_t tile_q,
                              uint32_t tile_k, int row0) {
+    using Low = LowBytes<QTile>;
     const int lane = thread_index() % 32;
     const uint32_t lane_q = QTile::offset(lane % 8, lane / 8) + row0 * (QTile::PANEL * 16),
+                   lane_low = lane_offset_a<Low>() + row0 * (Low::PANEL * 16),
                    lane_k = lane_offset_b<KTile>();
-    int sums[HALVES][NT][4] = {};
+    int sums[HALVES][NT][4] = {}, low_sums[NT][4] = {};
 #pragma unroll(4)
     for (int kd = 0; kd < KTile::CHUNKS; kd += 2) {
-        uint32_t rQ[HALVES][4];
+        uint32_t rQ[HALVES][4], rLow[4];
 #pragma unroll
         for (int half = 0; half < HALVES; ++half)
             ldmatrix_x4(rQ[half], tile_q + QTile::advance(lane_q, half * 8, kd * 2));
+        ldmatrix_x4(rLow, tile_q + QTile::bytes + Low::advance(lane_low, 0, kd));
 #pragma unroll
         for (int nt = 0; nt < NT; nt += 2) {
             uint32_t rK[4];
             ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd));
 #pragma unroll
-            for (int i = 0; i < HALVES * 2; ++i)
-                mma_m16n8k32_int8(sums[i / 2][nt + i % 2], rQ[i / 2], rK[i % 2 * 2],
-                                  rK[i % 2 * 2 + 1]);
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int half = 0; half < HALVES; ++half)
+                    mma_m16n8k32_int8(sums[half][nt + i], rQ[half], rK[i * 2], rK[i * 2 + 1]);
+                mma_m16n8k32_int8(low_sums[nt + i], rLow, rK[i * 2], rK[i * 2 + 1]);
+            }
         }
     }
 #pragma unroll
     for (int i = 0; i < HALVES * NT * 2; ++i) {
-        const int half = i / NT / 2, nt = i / 2 % NT;
-        const int (&of)[4] = sums[half][nt];
-        rS[nt][half * 2 + i % 2] =
-            static_cast<float>(256 * of[i % 2] + of[2 + i % 2]) * factors[half];
+        const int half = i / NT / 2, nt = i / 2 % NT, col = i % 2;
+        const int upper = 256 * sums[half][nt][col] + sums[half][nt][2 + col],
+                  lower = low_sums[nt][half * 2 + col];
+        rS[nt][half * 2 + col] =
+            fmaf(static_cast<float>(lower), 1.f / Factors::LOWS, static_cast<float>(upper)) *
+            factors[half];
     }
 }
 
@@ -120,12 +141,13 @@ __device__ void qk_of_halves(float (&rS)[NT][4], const float (&factors)[2], uint
 template <class T, class QTile, class KTile, int MT, int NT>
 __device__ void qk_int8(float (&rS)[MT][NT][4], const RowFactors<T, QTile, MT>& factors,
                         uint32_t tile_q, uint32_t tile_k, int row0, int rows) {
+    using Factors = RowFactors<T, QTile, MT>;
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
         const int first = row0 + mt * 16;
         if (rows > first + 8)
-            qk_of_halves<QTile, KTile, 2>(rS[mt], factors.of[mt], tile_q, tile_k, first);
+            qk_of_halves<Factors, QTile, KTile, 2>(rS[mt], factors.of[mt], tile_q, tile_k, first);
         else if (rows > first)
-            qk_of_halves<QTile, KTile, 1>(rS[mt], factors.of[mt], tile_q, tile_k, first);
+            qk_of_halves<Factors, QTile, KTile, 1>(rS[mt], factors.of[mt], tile_q, tile_k, first);
     }
 }
