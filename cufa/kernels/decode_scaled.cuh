@@ -25,7 +25,7 @@ struct ProductsOfE4m3 : ScaledProducts<E4m3, BM> {
     struct Factors {};
     template <class T, class QTile, class KTile, int MT, int NT>
     static __device__ void qk(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
-        qk_8bit<T, E4m3, QTile, KTile>(rS, tile_q, tile_k, row0);
+        qk_e4m3<T, QTile, KTile>(rS, tile_q, tile_k, row0);
     }
 };
 template <int BM>

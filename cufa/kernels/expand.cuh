@@ -22,32 +22,27 @@ struct E4m3In<bfloat16> {
     static constexpr uint32_t BITS = 0x87f0, FACTOR = 0x7b80, MOST = 0x7b10;
 };
 
-// Integers. A byte is the last digits of a number of 16 bits whose others are known. Pairs are of
-// neighbours, or with COLUMNS of every other byte.
+// Integers.
 struct Int8 {
-    template <class T, bool COLUMNS>
-    static __device__ void expand(uint32_t (&two)[2], uint32_t four) {
-        constexpr bool IS_FLOAT16 = E4m3In<T>::IS_FLOAT16;
+    // Pairs of every other byte, as float16. A byte is the last digits of a number of 16 bits whose
+    // others are known.
+    static __device__ void expand_columns(uint32_t (&two)[2], uint32_t four) {
         const uint32_t from_0 = four ^ 0x80808080;  // plus 128
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t which =
-                COLUMNS ? (i == 0 ? 0x4240 : 0x4341) : (i == 0 ? 0x4140 : 0x4342);
-            if constexpr (IS_FLOAT16) {  // 1024 + 128 + x - 1152
-                two[i] = fma2<T>(permuted(from_0, 0x64646464, which), twice(0x3c00), twice(0xe480));
-            } else {  // of 8 digits: 128 + the last seven of x, less 128 or 256
-                const uint32_t x = permuted(four, 0x43434343, which);
-                two[i] = fma2<T>(x & twice(0xff80), twice(0xbf80), x & twice(0xff7f));
-            }
-        }
+        for (int i = 0; i < 2; ++i)  // 1024 + 128 + x - 1152
+            two[i] = fma2<float16>(permuted(from_0, 0x64646464, i == 0 ? 0x4240 : 0x4341),
+                                   twice(0x3c00), twice(0xe480));
     }
 };
 
 // A sign, four bits of exponent and three of mantissa; all ones but for the sign is NaN.
 struct E4m3 {
-    template <class T, bool COLUMNS>
+    // Pairs of every other byte, as float16.
+    static __device__ void expand_columns(uint32_t (&two)[2], uint32_t four) {
+        expand<float16>(two, permuted(four, 0, 0x3120));
+    }
+    template <class T>
     static __device__ void expand(uint32_t (&two)[2], uint32_t four) {
-        if (COLUMNS) four = permuted(four, 0, 0x3120);
         if constexpr (EXPANDS_E4M3)
             by_instruction<T>(two, four);
         else
