@@ -227,9 +227,9 @@ struct DecodeBlock {
         __syncthreads();
         if constexpr (C::INTEGERS) {
             const int first_row = warp % TEAM * C::WARP_ROWS;
-            factors.find(sQ, first_row, lane);
+            factors.find(sQ, first_row, rows.rows, lane);
             __syncthreads();
-            factors.template split<TEAMS>(sQ, first_row, team, lane);
+            factors.template split<TEAMS>(sQ, first_row, rows.rows, team, lane);
             __syncthreads();
         }
     }

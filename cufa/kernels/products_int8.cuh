@@ -27,11 +27,13 @@ struct RowFactors {
 
     float of[MT][2];
 
-    // The factors of Q in shared memory; NaN for a row with a number that is not finite.
-    __device__ void find(uint32_t sQ, int row0, int lane) {
+    // The factors of Q in shared memory, of rows below `rows` and some more; NaN for a row with a
+    // number that is not finite.
+    __device__ void find(uint32_t sQ, int row0, int rows, int lane) {
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             const int row = row0 + i * 8 + lane / 4;
+            if (row0 + i * 8 >= rows) break;
             uint32_t most = 0;  // in the upper half, as bits: NaN is more than all numbers
 #pragma unroll
             for (int chunk = 0; chunk < QTile::CHUNKS; chunk += 4) {
@@ -51,10 +53,11 @@ struct RowFactors {
     }
     // Puts the bytes in place of the numbers, a part of the columns for each of PARTS warps.
     template <int PARTS>
-    __device__ void split(uint32_t sQ, int row0, int part, int lane) const {
+    __device__ void split(uint32_t sQ, int row0, int rows, int part, int lane) const {
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             const int row = row0 + i * 8 + lane / 4;
+            if (row0 + i * 8 >= rows) break;
             const float inverse = reciprocal_approx(of[i / 2][i % 2]);
 #pragma unroll 1
             for (int pair = part * 4 + lane % 4; pair < QTile::CHUNKS / 2; pair += PARTS * 4) {
