@@ -175,6 +175,43 @@ def test_scales_of_v_that_differ(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("unseen", [False, True])
+def test_queries_with_numbers_that_differ(
+    rng: np.random.Generator, unseen: bool, dtype: str, kind: str
+) -> None:
+    """By a thousand, and by 2^100; the largest may meet zeros: what is small counts then."""
+    q, k, v = random_inputs(rng, dtype, b=1, hq=24, hk=2, sq=1, sk=300, d=128)
+    q = q.astype(np.float32)
+    q[..., 5] *= 1000
+    if dtype == "bfloat16":
+        q[:, ::3] *= np.float32(2.0**-100)
+    q = q.astype(DTYPES[dtype])
+    if unseen:
+        k[..., 5] = 0
+    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    lengths = on_gpu(np.array([300], np.int32))
+    out, lse = decode8(on_gpu(q), k8, v8, lengths=lengths, return_lse=True)
+    assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [300])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_query_that_is_not_finite_is_its_rows_alone(
+    rng: np.random.Generator, number: float, dtype: str, kind: str
+) -> None:
+    q, k, v = random_inputs(rng, dtype, b=1, hq=24, hk=2, sq=1, sk=50, d=64)
+    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    expected = decode8(on_gpu(q), k8, v8).get().astype(np.float32)
+    q[0, [3, 20], 0, 7] = number
+    found = decode8(on_gpu(q), k8, v8).get().astype(np.float32)
+    wrong = np.isin(np.arange(24), [3, 20])
+    assert np.isnan(found[0, wrong]).all()
+    np.testing.assert_array_equal(found[0, ~wrong], expected[0, ~wrong])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
 def test_every_byte(dtype: str, kind: str) -> None:
     def decoded(q: np.ndarray, k: Cache, v: Cache, **options: Any) -> Any:
         return decode8(on_gpu(q), k, v, **options)
@@ -235,31 +272,48 @@ def test_calls_that_come_again(gpu: Gpu, rng: np.random.Generator) -> None:
 EXPAND = """
 #include "ptx_sm90.cuh"
 #include "expand.cuh"
-template <class T>
-static void expand(uint32_t* out, bool by_bits, bool integers) {
+template <class Expand>
+static void each(uint32_t* out, Expand expand) {
     for (uint32_t i = 0; i < 256; i += 4) {
         const uint32_t four = i | (i + 1) << 8 | (i + 2) << 16 | (i + 3) << 24;
         uint32_t two[2];
-        integers ? Int8::expand<T>(two, four)
-        : by_bits ? E4m3::by_bits<T>(two, four) : E4m3::by_instruction<T>(two, four);
+        expand(two, four);
         out[i / 2] = two[0], out[i / 2 + 1] = two[1];
     }
 }
-extern "C" void expand_all(uint32_t* out, bool is_float16, bool by_bits, bool integers) {
-    is_float16 ? expand<float16>(out, by_bits, integers) : expand<bfloat16>(out, by_bits, integers);
+template <class T>
+static void expand(uint32_t* out, bool by_bits) {
+    by_bits ? each(out, E4m3::by_bits<T>) : each(out, E4m3::by_instruction<T>);
+}
+extern "C" void expand_all(uint32_t* out, bool is_float16, bool by_bits) {
+    is_float16 ? expand<float16>(out, by_bits) : expand<bfloat16>(out, by_bits);
+}
+extern "C" void expand_columns(uint32_t* out, bool integers) {
+    integers ? each(out, Int8::expand_columns) : each(out, E4m3::expand_columns);
 }
 """
 
 
-@pytest.mark.parametrize("way", ["int8", "e4m3 by bits", "e4m3 by an instruction"])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_every_byte_is_expanded(dtype: str, way: str) -> None:
-    """Also as before sm_89, where e4m3 has no instruction."""
+def expanded(name: str, dtype: str, *options: bool) -> np.ndarray:
+    """Return all bytes in turn, expanded by a function of the source above."""
     load_shared()
     library = ctypes.CDLL(str(Sources(*FOLDERS).library(EXPAND, "-nostdlib")))
     out = np.zeros(256, DTYPES[dtype])
-    library.expand_all(
-        ctypes.c_void_p(out.ctypes.data), dtype == "float16", "bits" in way, way == "int8"
-    )
-    every = np.arange(256, dtype=np.uint8).view(np.int8 if way == "int8" else E4M3)
-    np.testing.assert_array_equal(out.astype(np.float32), every.astype(np.float32))
+    getattr(library, name)(ctypes.c_void_p(out.ctypes.data), *options)
+    return out.astype(np.float32)
+
+
+@pytest.mark.parametrize("by_bits", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_byte_of_e4m3_is_expanded(dtype: str, by_bits: bool) -> None:
+    """Also as before sm_89, where e4m3 has no instruction."""
+    found = expanded("expand_all", dtype, dtype == "float16", by_bits)
+    every = np.arange(256, dtype=np.uint8).view(E4M3)
+    np.testing.assert_array_equal(found, every.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, E4M3], ids=str)
+def test_every_byte_is_expanded_by_columns(dtype: Any) -> None:
+    found = expanded("expand_columns", "float16", dtype == np.int8)
+    every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(found.reshape(-1, 2, 2).swapaxes(1, 2).ravel(), every)

@@ -60,6 +60,7 @@ struct DecodeBlock {
     const int lane, warp, team, block;
     Keys keys;
     FirstUnit<C> first;
+    typename C::Factors factors;
     int slot = 0, at;  // where this team's next tile is in its ring, and in the share
 
     __device__ DecodeBlock(const ARGUMENTS& p, unsigned char* smem)
@@ -73,7 +74,7 @@ struct DecodeBlock {
           warp(__shfl_sync(0xffffffff, thread / 32, 0)),
           team(warp / TEAM),
           block(blockIdx.x),
-          keys(p, thread, sQ + C::QTile::bytes + team * C::RING),
+          keys(p, thread, sQ + C::Q_BYTES + team * C::RING),
           first(p, smem, thread, warp, block, keys.share),
           at(team) {}
 
@@ -143,8 +144,12 @@ struct DecodeBlock {
             float rS[C::MT][C::NT][4] = {};
             const uint32_t tile_k = keys.sK + slot * C::KTile::bytes,
                            tile_v = keys.sV + slot * C::VTile::bytes;
-            PRODUCTS::template qk<T, typename C::QTile, typename C::KTile>(rS, sQ, tile_k,
-                                                                           first_row);
+            if constexpr (C::INTEGERS)
+                PRODUCTS::template qk<T, typename C::QTile, typename C::KTile>(
+                    rS, factors, sQ, tile_k, first_row, work.rows.rows);
+            else
+                PRODUCTS::template qk<T, typename C::QTile, typename C::KTile>(rS, sQ, tile_k,
+                                                                               first_row);
             if constexpr (C::SCALED) scale_columns(rS, keys.k_scales(slot) + lane % 4 * 8);
             if (TOGETHER) team_sync(), wait_for_all(), keys.ask(slot, Keys::K_ONLY);
 
@@ -220,6 +225,13 @@ struct DecodeBlock {
         if (query.AHEAD && !last) query.fetch(UnitRows(p, next, BM));
         PRODUCTS::written();
         __syncthreads();
+        if constexpr (C::INTEGERS) {
+            const int first_row = warp % TEAM * C::WARP_ROWS;
+            factors.find(sQ, first_row, rows.rows, lane);
+            __syncthreads();
+            factors.template split<TEAMS>(sQ, first_row, rows.rows, team, lane);
+            __syncthreads();
+        }
     }
     __device__ KeyTiles tiles_of(const Unit& unit, const UnitRows& rows,
                                  const Sequence& sequence) const {

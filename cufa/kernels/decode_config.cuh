@@ -9,7 +9,9 @@
 struct InTypeOfQ {
     template <class T>
     using Element = T;
-    static constexpr bool SCALED = false;
+    static constexpr bool SCALED = false, INTEGERS = false;
+    template <class T, class QTile, int MT>
+    struct Factors {};
 };
 
 template <class PRODUCTS_, class T_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_,
@@ -23,6 +25,8 @@ struct DecodeConfig {
     // Elements of K and V, and whether they have 8 bits and scales.
     using Element = typename PRODUCTS::template Element<T>;
     static constexpr bool SCALED = PRODUCTS::SCALED;
+    // Whether S is a product of integers, for which Q is split: see products_int8.cuh.
+    static constexpr bool INTEGERS = PRODUCTS::INTEGERS;
     static constexpr int HEAD_DIM = HEAD_DIM_, HEAD_DIM_V = HEAD_DIM_V_, BM = BM_, BN = BN_;
     static constexpr int STAGES = STAGES_, WARPS = WARPS_, THREADS = WARPS * 32;
     static constexpr bool UNIFIED = UNIFIED_, WHOLE = WHOLE_;
@@ -50,10 +54,12 @@ struct DecodeConfig {
     using QTile = SmemTile<BM, HEAD_DIM, sizeof(T)>;
     using KTile = SmemTile<BN, HEAD_DIM, sizeof(Element)>;
     using VTile = SmemTile<BN, HEAD_DIM_V, sizeof(Element)>;
-    static constexpr int SCALE_BYTES = SCALED ? BN * 4 : 0;  // of a tile of K, or of V
+    using Factors = typename PRODUCTS::template Factors<T, QTile, MT>;  // of Q's rows
+    static constexpr int SCALE_BYTES = SCALED ? BN * 4 : 0;             // of a tile of K, or of V
     static constexpr int RING = STAGES * (KTile::bytes + VTile::bytes + 2 * SCALE_BYTES);
     using End = UnitEnd<T, Softmax, ARGUMENTS, BM, HEAD_DIM_V, TEAM, WARPS, TEAMS * RING, SCALED>;
-    static constexpr int SUM = QTile::bytes + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
+    static constexpr int Q_BYTES = QTile::bytes + (INTEGERS ? BM * HEAD_DIM : 0);
+    static constexpr int SUM = Q_BYTES + TEAMS * RING, STATE = SUM + End::SUM_BYTES;
     static constexpr int LOOK_BYTES = 12;  // two lengths and a page that a thread looks at again
     static_assert(End::SUM_BYTES >= THREADS * LOOK_BYTES, "what is looked at again comes there");
 };

@@ -36,7 +36,7 @@ struct UnitQuery {
     __device__ void copy(const UnitRows& rows) const {
         for_each([&](int i, int row, int chunk) {
             const float4* source = AHEAD ? from[i] : find(rows, i);
-            if constexpr (C::SCALED) {
+            if constexpr (C::SCALED && !C::INTEGERS) {
 #pragma unroll
                 for (int word = 0; word < 4; ++word)
                     cp_async_4(place_of_word(row, chunk, word),
@@ -50,7 +50,7 @@ struct UnitQuery {
     __device__ void put(const UnitRows& rows) const {
         for_each([&](int i, int row, int chunk) {
             const float4 words = AHEAD ? next[i] : fetched(find(rows, i));
-            if constexpr (C::SCALED) {
+            if constexpr (C::SCALED && !C::INTEGERS) {
                 sts_64(place_of_word(row, chunk, 0), two_words(words.x, words.z));
                 sts_64(place_of_word(row, chunk, 1), two_words(words.y, words.w));
             } else {

@@ -6,29 +6,6 @@
 // Both halves of a register.
 __device__ constexpr uint32_t twice(uint32_t half) { return half << 16 | half; }
 
-// Integers. A byte is the last digits of a number of 16 bits whose others are known.
-struct Int8 {
-    template <class T>
-    static __device__ void expand(uint32_t (&two)[2], uint32_t four);
-};
-template <>
-__device__ inline void Int8::expand<float16>(uint32_t (&two)[2], uint32_t four) {
-    const uint32_t from_0 = four ^ 0x80808080;  // plus 128
-#pragma unroll
-    for (int i = 0; i < 2; ++i)  // 1024 + 128 + x - 1152
-        two[i] = fma2<float16>(permuted(from_0, 0x64646464, i == 0 ? 0x4140 : 0x4342),
-                               twice(0x3c00), twice(0xe480));
-}
-template <>
-__device__ inline void Int8::expand<bfloat16>(uint32_t (&two)[2], uint32_t four) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {  // of 8 digits: 128 + the last seven of x, less 128 or 256
-        const uint32_t x = permuted(four, 0, i == 0 ? 0x4140 : 0x4342);
-        two[i] = fma2<bfloat16>((x & twice(0x80)) | twice(0x4300), twice(0xbf80),
-                                (x & twice(0x7f)) | twice(0x4300));
-    }
-}
-
 // How the bits of e4m3 lie in a type of 16 bits: shifted, they are a number that a power of two
 // brings to its value.
 template <class T>
@@ -45,8 +22,25 @@ struct E4m3In<bfloat16> {
     static constexpr uint32_t BITS = 0x87f0, FACTOR = 0x7b80, MOST = 0x7b10;
 };
 
+// Integers.
+struct Int8 {
+    // Pairs of every other byte, as float16. A byte is the last digits of a number of 16 bits whose
+    // others are known.
+    static __device__ void expand_columns(uint32_t (&two)[2], uint32_t four) {
+        const uint32_t from_0 = four ^ 0x80808080;  // plus 128
+#pragma unroll
+        for (int i = 0; i < 2; ++i)  // 1024 + 128 + x - 1152
+            two[i] = fma2<float16>(permuted(from_0, 0x64646464, i == 0 ? 0x4240 : 0x4341),
+                                   twice(0x3c00), twice(0xe480));
+    }
+};
+
 // A sign, four bits of exponent and three of mantissa; all ones but for the sign is NaN.
 struct E4m3 {
+    // Pairs of every other byte, as float16.
+    static __device__ void expand_columns(uint32_t (&two)[2], uint32_t four) {
+        expand<float16>(two, permuted(four, 0, 0x3120));
+    }
     template <class T>
     static __device__ void expand(uint32_t (&two)[2], uint32_t four) {
         if constexpr (EXPANDS_E4M3)

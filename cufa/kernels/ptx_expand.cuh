@@ -1,4 +1,4 @@
-// Instructions that expand elements of 8 bits to 16.
+// Instructions for elements of 8 bits: those that expand them to 16, and a product of integers.
 #pragma once
 #include "ptx.cuh"
 
@@ -24,6 +24,15 @@ __device__ inline uint32_t fma2<bfloat16>(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t y;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
     return y;
+}
+
+// D += A B of 8-bit integers, exactly: A 16x32 by rows, B 32x8 by columns.
+__device__ inline void mma_m16n8k32_int8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Whether there is an instruction for e4m3, which this is: two numbers as float16, exactly.

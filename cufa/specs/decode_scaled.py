@@ -27,6 +27,11 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     return decode_block.shared_memory(v, team(v), scaled=True)
 
 
+def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
+    parts = _shared_memory(v)
+    return {**parts, "Q": parts["Q"] + v.bm * v.head_dim}  # three bytes a number
+
+
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
@@ -39,7 +44,7 @@ def spec(name: str, kv_dtype: str) -> Spec:
         name,
         dtypes=("float16", "bfloat16"),
         kv_dtype=kv_dtype,
-        shared_memory=_shared_memory,
+        shared_memory=_shared_memory_of_integers if kv_dtype == "int8" else _shared_memory,
         complaint=_complaint,
         params=PARAMS,
         arguments=(*NUMBERS, "whole"),

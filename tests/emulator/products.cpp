@@ -1,6 +1,7 @@
 // Products of matrices by a warp and by a warpgroup. A thread has the sums of two rows and, for each 8 columns, of two
 // columns: row 0 of column 0 and 1, then row 1.
 #include "ptx_bwd_sm90.cuh"
+#include "ptx_expand.cuh"
 #include "ptx_fp8.cuh"
 
 namespace {
@@ -163,6 +164,15 @@ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
         d, {a[0], a[1], a[2], a[3], b0, b1},
         [=](auto& words, int row, int k) { return tf32(words[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]); },
         [=](auto& words, int col, int k) { return tf32(words[col * 4 + k % 4][4 + k / 4]); });
+}
+void mma_m16n8k32_int8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    auto byte = [](uint64_t x, int k) { return static_cast<float>(static_cast<signed char>(x >> k % 4 * 8)); };
+    float products[4] = {};  // exact: less than 2^24
+    mma<32>(
+        products, {a[0], a[1], a[2], a[3], b0, b1},
+        [=](auto& words, int row, int k) { return byte(words[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2], k); },
+        [=](auto& words, int col, int k) { return byte(words[col * 4 + k % 16 / 4][4 + k / 16], k); });
+    for (int i = 0; i < 4; ++i) d[i] += static_cast<int>(products[i]);
 }
 
 template <class T>

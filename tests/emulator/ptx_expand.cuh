@@ -20,6 +20,7 @@ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
     }
     return pack2<T>(y[0], y[1]);
 }
+void mma_m16n8k32_int8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 constexpr bool EXPANDS_E4M3 = true;
 inline float e4m3_value(uint32_t byte) {
     const int exponent = byte >> 3 & 15, mantissa = byte & 7;
