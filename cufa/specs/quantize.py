@@ -73,7 +73,7 @@ class Shape(NamedTuple):
 
 def shape(columns: int) -> Shape:
     """Return the shape for rows of this length: a thread has 32 numbers of a row, or 24."""
-    return {64: Shape(2, 4), 96: Shape(4, 2), 128: Shape(4, 2)}.get(columns, Shape(8, 1))
+    return {64: Shape(2, 3), 96: Shape(4, 2), 128: Shape(4, 2)}.get(columns, Shape(4, 1))
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
