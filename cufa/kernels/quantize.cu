@@ -304,8 +304,9 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             largest = warp_max(largest);
             if (threadIdx.x % 32 == 0) of_warps[warp] = largest;
             __syncthreads();
-            const int warps = p.block_log2 < 7 ? (1 << p.block_log2) / S::WARP_ROWS : S::WARPS;
-            largest = warp_max(of_warps[warp / warps * warps + threadIdx.x % warps]);
+            // The warps that share a scale, less one: their number is a power of two.
+            const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
+            largest = warp_max(of_warps[(warp & ~others) + (threadIdx.x & others)]);
         }
         if constexpr (PASS == LARGEST) {
             if (threadIdx.x == 0) red_max(p.largest + scale_at, __float_as_uint(largest));
