@@ -85,6 +85,23 @@ def test_strides_and_layouts(rng: np.random.Generator) -> None:
 
 @needs_compiler
 @runs
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_blocks_take_tiles_in_turn(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, d: int, dtype: str
+) -> None:
+    """Of a GPU with one multiprocessor: each block has several tiles, in all passes."""
+    small = device.named("h200")._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda _: small)
+    x = drawn(rng, 1, 3, 600, d, dtype=dtype)
+    x[0, 1, 130, 2], x[0, 2, 3, 4] = np.inf, np.nan
+    for granularity in ("block", "head"):
+        assert_agrees(x, hadamard=True, granularity=granularity)
+        assert_agrees(x, transposed=True, granularity=granularity)
+
+
+@needs_compiler
+@runs
 def test_empty_arrays() -> None:
     for shape in ((0, 2, 5, 64), (2, 0, 5, 64), (2, 2, 0, 64)):
         assert_agrees(np.ones(shape, np.float32), granularity="tensor")

@@ -16,8 +16,7 @@ import cufa
 from cufa import device
 from cufa.compiler import nvrtc
 from cufa.quantized.transform import COLUMNS, restored, signs, together, transformed
-from cufa.specs.instance import Instance
-from cufa.specs.quantize import CONVERT, LARGEST, WHOLE, smem_bytes
+from cufa.specs.quantize import CONVERT, LARGEST, WHOLE, instance
 
 E4M3 = ml_dtypes.float8_e4m3fn
 LEAST = np.float32(2.0**-126)
@@ -345,9 +344,7 @@ def test_compiles_without_spills(arch: str) -> None:
         ("bfloat16", 192, True, False, LARGEST),
         ("float32", 96, False, True, CONVERT),
     ):
-        arguments = columns, hadamard, transposed, number
-        smem = smem_bytes(columns, transposed)
-        instance = Instance("quantize", (dtype,), arguments, smem_bytes=smem)
-        compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)
+        its = instance(dtype, columns, hadamard, transposed, number)
+        compiled = nvrtc.compile_variant(its, device.of_arch(arch).arch)
         assert compiled.spill_bytes == compiled.stack_bytes == 0
         assert "warning" not in compiled.log.lower()

@@ -1,21 +1,33 @@
 // Arrays of 16 or 32 bits to e4m3 with scales, as cufa.quantize does on NumPy arrays, and with its
 // bits: signs and a Hadamard transform along a row (Shah et al. 2024, section 3.3), the largest
-// magnitude of the rows that share a scale, conversion. A block has 128 rows of a head, and a row
-// four threads, which hold it in registers: what shares a scale within a block is read once. Rows
-// that do not count are zeros.
+// magnitude of the rows that share a scale, conversion. A tile has 128 rows of a head, in
+// registers: what shares a scale within a tile is read once. A block of threads takes tiles in
+// turn, and reads one of 16 bits while it computes on the tile in front. Rows that do not count are
+// zeros.
 #include "chunk.cuh"
+#include "divisor.cuh"
 #include "params.cuh"
+#include "ptx_expand.cuh"
 #include "ptx_quantize.cuh"
 
-constexpr int THREADS = 512;
-constexpr int LANES = 4;               // threads of a row
-constexpr int ROWS = THREADS / LANES;  // of a block
-constexpr int WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
-constexpr int CHUNK = 8;               // columns: a row's threads take its chunks in turn
-constexpr int STEP = LANES * CHUNK;    // columns between the chunks of a thread
-constexpr int PITCH = ROWS + 4;        // bytes of a column in shared memory, so that banks differ
-constexpr int LARGEST_BYTES = 4 * 16;  // of shared memory, in front of it: those of warps
-constexpr float LEAST = 0x1p-126f;     // scale, whose reciprocal is finite
+constexpr int ROWS = 128;           // of a tile
+constexpr int CHUNK = 8;            // columns: a row's threads take its chunks in turn
+constexpr int KEYS = 16;            // of a tile that a thread transposes at once
+constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
+
+// The threads of a block: LANES to a row. cufa/specs/quantize.py has the same numbers.
+template <int COLUMNS, int LANES>
+struct Shape {
+    static constexpr int THREADS = ROWS * LANES, WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
+    static constexpr int STEP = LANES * CHUNK;     // columns between the chunks of a thread
+    static constexpr int CHUNKS = COLUMNS / STEP;  // of a thread
+    // Bytes of a row in shared memory: lanes write 8 bytes of their own banks, but with 256
+    // columns, since other GPUs have less of that memory.
+    static constexpr int PITCH =
+        COLUMNS == 256 ? COLUMNS + 8 : (COLUMNS + STEP - 1) / (2 * STEP) * 2 * STEP + STEP;
+    static constexpr int LARGEST_BYTES = 2 * WARPS * 4;            // of warps, of two tiles in turn
+    static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
+};
 
 enum Pass {
     WHOLE,    // scales of up to ROWS rows
@@ -33,22 +45,22 @@ struct QuantizeParams {
     const int* cu_seqlens;  // (sequences + 1,): where sequences begin in x that follow each other
     const int* used;        // (sequences,) or (batch,): how many of their rows count; null for all
     uint32_t signs[8];      // a bit for each column
-    int heads, rows;        // of x
+    Divisor heads, blocks;  // of x; of ROWS rows, of a head
+    int tiles, rows;        // of all heads; of x
     int seq, head_dim;      // seq: rows of values of a head
-    int blocks;             // of ROWS rows, of a head
     int block_log2;         // log2 of the rows that share a scale
     int scales_a_head;      // 0: one for all
     int sequences;
 };
 
-// The rows of x that are in a block: `count` from `first` on, or as many as a block has.
-struct RowsOfBlock {
+// The rows of x that are in a tile: `count` from `first` on, or as many as a tile has.
+struct RowsOfTile {
     int first, count;
 };
 
 // Sequences that follow each other begin in blocks of their own, see cufa/quantized/sequences.py.
 // No row outside of x is among them, whatever the offsets are.
-__device__ inline RowsOfBlock rows_of_block(const QuantizeParams& p, int batch, int block) {
+__device__ inline RowsOfTile rows_of_tile(const QuantizeParams& p, int batch, int block) {
     if (!p.cu_seqlens) {
         const int rows = p.used ? min(max(p.used[batch], 0), p.rows) : p.rows;
         return {block * ROWS, rows - block * ROWS};
@@ -80,15 +92,52 @@ constexpr float one_by_root() {
                       : 0.0625f;
 }
 
+// The signs of a row that change, of the chunks of a thread: those of columns 2 i and 2 i + 1 of
+// chunk k are bits 15 - n and 31 - n, n = 4 k + i, and so are those of two 16-bit numbers after a
+// shift.
+template <int COLUMNS, int LANES>
+__device__ int flips_of(const uint32_t (&signs)[8], int lane, int first) {
+    uint32_t flips = 0;
+#pragma unroll
+    for (int k = 0; k < min(Shape<COLUMNS, LANES>::CHUNKS - first, 4); ++k) {
+        const int column = (first + k) * Shape<COLUMNS, LANES>::STEP + lane * CHUNK;
+        const uint32_t its = signs[column / 32] >> column % 32;
+#pragma unroll
+        for (int e = 0; e < CHUNK; ++e)
+            flips |= (its >> e & 1) << (e % 2 * 16 + 15 - e / 2 - 4 * k);
+    }
+    return flips;
+}
+
+// Reads a chunk; `flips` are shifted to be those of its first columns.
+__device__ inline void unpack(float (&x)[CHUNK], const float* p, uint32_t flips) {
+    load_chunk(x, p);
+#pragma unroll
+    for (int e = 0; e < CHUNK; ++e)
+        x[e] = __uint_as_float(__float_as_uint(x[e]) ^
+                               (flips << (16 - e % 2 * 16 + e / 2) & 0x80000000));
+}
+template <class T>
+__device__ void unpack(float (&x)[CHUNK], const T* p, uint32_t flips) {
+    const uint4 loaded = *reinterpret_cast<const uint4*>(p);
+    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t two = words[i] ^ (flips << i & 0x80008000);
+        x[2 * i] = low_to_float<T>(two), x[2 * i + 1] = high_to_float<T>(two);
+    }
+}
+
 // a, b -> a + b, a - b, where b is the one of a higher column.
 template <int CHUNKS>
 __device__ void butterfly_of_lanes(float (&x)[CHUNKS][CHUNK], int lane, int distance) {
+    const float sign = lane & distance ? -1.f : 1.f;
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k)
 #pragma unroll
         for (int e = 0; e < CHUNK; ++e) {
             const float other = __shfl_xor_sync(0xffffffff, x[k][e], distance);
-            x[k][e] = lane & distance ? other - x[k][e] : x[k][e] + other;
+            x[k][e] = x[k][e] * sign + other;  // the product is exact
         }
 }
 
@@ -97,23 +146,19 @@ __device__ inline void butterfly(float& a, float& b) {
     a = sum, b = difference;
 }
 
-template <int COLUMNS>
-__device__ void transform(float (&x)[COLUMNS / STEP][CHUNK], const uint32_t (&signs)[8], int lane) {
-    constexpr int CHUNKS = COLUMNS / STEP, N = together<COLUMNS>();
+template <int COLUMNS, int LANES, int CHUNKS>
+__device__ void transform(float (&x)[CHUNKS][CHUNK], int lane) {
+    constexpr int N = together<COLUMNS>(), STEP = Shape<COLUMNS, LANES>::STEP;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-        const uint32_t its = signs[k] >> lane * CHUNK;
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e)
-            x[k][e] = __uint_as_float(__float_as_uint(x[k][e]) ^ (its >> e & 1) << 31);
+    for (int k = 0; k < CHUNKS; ++k)
 #pragma unroll
         for (int step = 1; step < CHUNK; step *= 2)
 #pragma unroll
             for (int e = 0; e < CHUNK; ++e)
                 if (!(e & step)) butterfly(x[k][e], x[k][e + step]);
-    }
-    butterfly_of_lanes(x, lane, 1);
-    butterfly_of_lanes(x, lane, 2);
+#pragma unroll
+    for (int distance = 1; distance < STEP / CHUNK; distance *= 2)
+        butterfly_of_lanes(x, lane, distance);
 #pragma unroll
     for (int step = 1; step < N / STEP; step *= 2)
 #pragma unroll
@@ -127,97 +172,171 @@ __device__ void transform(float (&x)[COLUMNS / STEP][CHUNK], const uint32_t (&si
         for (int e = 0; e < CHUNK; ++e) x[k][e] *= one_by_root<N>();
 }
 
-// Where a row's number is in a column of ROWS: keys 0 1 8 9 2 3 10 11 ... of 16, as wgmma of 8 bits
-// takes weights from the registers in which wgmma leaves scores.
-__device__ inline int place_of(int row) {
-    return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+// The largest magnitude of finite numbers; the others become NaN.
+template <int CHUNKS>
+__device__ float largest_of(float (&x)[CHUNKS][CHUNK]) {
+    float largest = 0.f;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k)
+#pragma unroll
+        for (int e = 0; e < CHUNK; ++e) largest = max_or_nan(largest, fabsf(x[k][e]));
+    if (largest < INF) return largest;
+    largest = 0.f;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k)
+#pragma unroll
+        for (int e = 0; e < CHUNK; ++e) {
+            if (!(fabsf(x[k][e]) < INF)) x[k][e] = NAN;
+            largest = fmaxf(largest, fabsf(x[k][e]));
+        }
+    return largest;
 }
 
-template <class T, int COLUMNS, bool HADAMARD, bool TRANSPOSED, int PASS>
-__global__ void __launch_bounds__(THREADS) quantize(const __grid_constant__ QuantizeParams p) {
+// Of all lanes; no number is negative.
+__device__ inline float warp_max(float x) {
+    return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
+}
+
+// Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
+// are in banks of their own.
+template <int COLUMNS, int LANES>
+__device__ int row_place(int row) {
+    return row * Shape<COLUMNS, LANES>::PITCH + row / KEYS * 16;
+}
+
+// Writes a tile as (COLUMNS, ROWS), where keys have the order 0 1 8 9 2 3 10 11 ... of 16, as wgmma
+// of 8 bits takes weights from the registers in which wgmma leaves scores.
+template <int COLUMNS, int LANES>
+__device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
+    constexpr int GROUPS = ROWS / KEYS, QUAD = 4;  // columns of a thread
+    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += Shape<COLUMNS, LANES>::THREADS) {
+        const int group = i % GROUPS, column = i / GROUPS * QUAD;
+        const unsigned char* from = tile + row_place<COLUMNS, LANES>(group * KEYS) + column;
+        uint32_t y[QUAD][KEYS / 4];
+#pragma unroll
+        for (int j = 0; j < KEYS / 4; ++j) {
+            uint32_t x[4];  // of four keys
+#pragma unroll
+            for (int n = 0; n < 4; ++n)
+                x[n] = *reinterpret_cast<const uint32_t*>(from + (2 * j + n % 2 + n / 2 * 8) *
+                                                                     Shape<COLUMNS, LANES>::PITCH);
+            const uint32_t low01 = permuted(x[0], x[1], 0x5140),
+                           low23 = permuted(x[2], x[3], 0x5140);
+            const uint32_t up01 = permuted(x[0], x[1], 0x7362), up23 = permuted(x[2], x[3], 0x7362);
+            y[0][j] = permuted(low01, low23, 0x5410), y[1][j] = permuted(low01, low23, 0x7632);
+            y[2][j] = permuted(up01, up23, 0x5410), y[3][j] = permuted(up01, up23, 0x7632);
+        }
+#pragma unroll
+        for (int c = 0; c < QUAD; ++c)
+            *reinterpret_cast<uint4*>(to + (column + c) * ROWS + group * KEYS) = {y[c][0], y[c][1],
+                                                                                  y[c][2], y[c][3]};
+    }
+}
+
+template <class T, int COLUMNS, bool HADAMARD, bool TRANSPOSED, int PASS, int LANES, int BLOCKS>
+__global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
+    quantize(const __grid_constant__ QuantizeParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
+    using S = Shape<COLUMNS, LANES>;
+    constexpr int CHUNKS = S::CHUNKS;
+    constexpr bool AHEAD = sizeof(T) == 2;  // whether the next tile comes to shared memory
     float* largest_of_warp = reinterpret_cast<float*>(smem);
-    constexpr int CHUNKS = COLUMNS / STEP;
+    unsigned char* bytes = smem + S::LARGEST_BYTES;
+    T* ahead = reinterpret_cast<T*>(bytes + TRANSPOSED * S::BYTES) + threadIdx.x * CHUNK;
     launch_dependents();
     wait_for_kernel_in_front();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
-    const int row_of_block = threadIdx.x / LANES;
-    const int head = blockIdx.x / p.blocks, block = blockIdx.x % p.blocks;  // of all batches
-    const int row = block * ROWS + row_of_block;
-
-    const RowsOfBlock its = rows_of_block(p, head / p.heads, block);
-
-    float x[CHUNKS][CHUNK] = {};
-    if (row_of_block < its.count) {
-        const T* from = head_ptr<const T>(p.x, head / p.heads, head % p.heads) +
-                        (its.first + row_of_block) * p.x.stride_seq;
-#pragma unroll
-        for (int k = 0; k < CHUNKS; ++k) {
-            const int column = k * STEP + lane * CHUNK;
-            if (column < p.head_dim) load_chunk(x[k], from + column);
+    const int row_of_tile = threadIdx.x / LANES;
+    int flips[(CHUNKS + 3) / 4] = {};
+    if constexpr (HADAMARD)
+        for (int k = 0; k < CHUNKS; k += 4) {
+            flips[k / 4] = flips_of<COLUMNS, LANES>(p.signs, lane, k);
+            computed_here(flips[k / 4]);
         }
-    }
-    if constexpr (HADAMARD) transform<COLUMNS>(x, p.signs, lane);
 
-    float largest = 0.f;  // of finite numbers
-    if constexpr (PASS != CONVERT) {
+    // The last tiles come first to be converted: L2 has them.
+    auto tile_of = [&](int turn) { return PASS == CONVERT ? p.tiles - 1 - turn : turn; };
+    int head, block;  // of all batches; of the head
+    bool counts;      // whether our row does
+    const T* from;    // our row
+    auto find = [&](int tile) {
+        head = p.blocks.quotient(tile), block = tile - head * p.blocks.divisor;
+        const int batch = p.heads.quotient(head);
+        const RowsOfTile its = rows_of_tile(p, batch, block);
+        counts = row_of_tile < its.count;
+        from = head_ptr<const T>(p.x, batch, head - batch * p.heads.divisor) +
+               (counts ? its.first + row_of_tile : 0) * p.x.stride_seq + lane * CHUNK;
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int k = 0; k < CHUNKS; ++k)
+                cp_async_16(smem_address(ahead + k * S::THREADS * CHUNK), from + k * S::STEP,
+                            counts && k * S::STEP + lane * CHUNK < p.head_dim);
+            cp_async_commit();
+        }
+    };
+    if constexpr (AHEAD) find(tile_of(blockIdx.x));
+
+    for (int turn = blockIdx.x, parity = 0; turn < p.tiles; turn += gridDim.x, parity ^= 1) {
+        float x[CHUNKS][CHUNK] = {};
+        const int tile = tile_of(turn);
+        if constexpr (AHEAD)
+            cp_async_wait<0>();
+        else
+            find(tile);
 #pragma unroll
         for (int k = 0; k < CHUNKS; ++k)
-#pragma unroll
-            for (int e = 0; e < CHUNK; ++e) {
-                const float magnitude = fabsf(x[k][e]);
-                largest = fmaxf(largest, magnitude < INF ? magnitude : 0.f);
-            }
-#pragma unroll
-        for (int i = 16; i > 0; i /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, i));
-    }
-    const long long scale_at = static_cast<long long>(head) * p.scales_a_head;
-    if constexpr (PASS == LARGEST) {
-        if (threadIdx.x % 32 == 0)
-            red_max(p.largest + scale_at + (row >> p.block_log2), __float_as_uint(largest));
-        return;
-    }
-    if constexpr (PASS == WHOLE) {
-        if (threadIdx.x % 32 == 0) largest_of_warp[warp] = largest;
-        __syncthreads();
-        const int warps = min((1 << p.block_log2) / WARP_ROWS, WARPS);  // that share a scale
-        const int first = warp / warps * warps;
-        for (int i = first; i < first + warps; ++i) largest = fmaxf(largest, largest_of_warp[i]);
-    } else {
-        largest = __uint_as_float(p.largest[scale_at + (row >> p.block_log2)]);
-    }
-    const float scale = largest == 0.f ? 1.f : fmaxf(largest / 448.f, LEAST);
-    if (lane == 0 && row < p.seq && (row & ((1u << p.block_log2) - 1)) % ROWS == 0)
-        p.scales[scale_at + (row >> p.block_log2)] = scale;
+            if constexpr (AHEAD)
+                unpack(x[k], ahead + k * S::THREADS * CHUNK,
+                       static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
+            else if (counts && k * S::STEP + lane * CHUNK < p.head_dim)
+                unpack(x[k], from + k * S::STEP, static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
+        const int its_head = head, its_row = block * ROWS + row_of_tile;
+        const bool its_counts = counts;
+        if (AHEAD && turn + gridDim.x < p.tiles) find(tile_of(turn + gridDim.x));
+        if constexpr (HADAMARD) transform<COLUMNS, LANES>(x, lane);
 
-    const float inverse = 1.f / scale;
-    unsigned char* tile = smem + LARGEST_BYTES;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-        float y[CHUNK];
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e) y[e] = fabsf(x[k][e]) < INF ? x[k][e] * inverse : NAN;
-        uint2 packed = {pack4_e4m3(y[0], y[1], y[2], y[3]), pack4_e4m3(y[4], y[5], y[6], y[7])};
-        const int column = k * STEP + lane * CHUNK;
-        if constexpr (TRANSPOSED) {
-            if (row_of_block >= its.count) packed = {0, 0};  // which signs have made -0
-#pragma unroll
-            for (int e = 0; e < CHUNK; ++e)
-                tile[(column + e) * PITCH + place_of(row_of_block)] =
-                    (e < 4 ? packed.x : packed.y) >> e % 4 * 8;
-        } else if (row < p.seq) {
-            const long long at = (static_cast<long long>(head) * p.seq + row) * COLUMNS + column;
-            *reinterpret_cast<uint2*>(p.values + at) = packed;
+        float largest = largest_of(x);
+        const int scale_of_head = its_row >> p.block_log2;
+        const long long scale_at =
+            static_cast<long long>(its_head) * p.scales_a_head + scale_of_head;
+        if constexpr (PASS != CONVERT) {
+            float* of_warps = largest_of_warp + parity * S::WARPS;
+            largest = warp_max(largest);
+            if (threadIdx.x % 32 == 0) of_warps[warp] = largest;
+            __syncthreads();
+            // The warps that share a scale, less one: their number is a power of two.
+            const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
+            largest = warp_max(of_warps[(warp & ~others) + (threadIdx.x & others)]);
         }
-    }
-    if constexpr (TRANSPOSED) {
-        __syncthreads();
-        uint32_t* to = reinterpret_cast<uint32_t*>(p.values) +
-                       blockIdx.x * static_cast<long long>(COLUMNS * ROWS / 4);
+        if constexpr (PASS == LARGEST) {
+            if (threadIdx.x == 0) red_max(p.largest + scale_at, __float_as_uint(largest));
+            continue;
+        }
+        if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
+        const float scale = largest == 0.f ? 1.f : fmaxf(largest / 448.f, LEAST);
+        if (lane == 0 && its_row < p.seq && (its_row & ((1u << p.block_log2) - 1)) % ROWS == 0)
+            p.scales[scale_at] = scale;
+
+        const float inverse = 1.f / scale;
+        if constexpr (PASS == CONVERT && TRANSPOSED) __syncthreads();  // the tile in front is out
+        unsigned char* to =
+            TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row_of_tile) + lane * CHUNK
+                       : p.values + (static_cast<long long>(its_head) * p.seq + its_row) * COLUMNS +
+                             lane * CHUNK;
+        if (TRANSPOSED || its_row < p.seq)
 #pragma unroll
-        for (int i = threadIdx.x; i < COLUMNS * ROWS / 4; i += THREADS)
-            to[i] = *reinterpret_cast<const uint32_t*>(tile + i / (ROWS / 4) * PITCH +
-                                                       i % (ROWS / 4) * 4);
+            for (int k = 0; k < CHUNKS; ++k) {
+#pragma unroll
+                for (int e = 0; e < CHUNK; ++e) x[k][e] *= inverse;
+                uint2 packed = {pack4_e4m3(x[k][0], x[k][1], x[k][2], x[k][3]),
+                                pack4_e4m3(x[k][4], x[k][5], x[k][6], x[k][7])};
+                if (TRANSPOSED && HADAMARD && !its_counts) packed = {0, 0};  // signs have made -0
+                *reinterpret_cast<uint2*>(to + k * S::STEP) = packed;
+            }
+        if constexpr (TRANSPOSED) {
+            __syncthreads();
+            write_transposed<COLUMNS, LANES>(
+                p.values + tile * static_cast<long long>(COLUMNS * ROWS), bytes);
+        }
     }
 }

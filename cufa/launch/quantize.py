@@ -8,6 +8,7 @@ from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
 from cufa.launch.counters import is_capturing
+from cufa.launch.decode import divisor
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.sequences import blocks_of
@@ -20,6 +21,7 @@ from cufa.specs.quantize import (
     SPEC,
     WHOLE,
     instance,
+    shape,
 )
 
 _CHUNK = 8  # columns that a thread reads at once
@@ -92,15 +94,17 @@ def quantize(
         p[name] = 0 if array is None else array.data.ptr
     words = sign_bits(seed, columns)
     p["signs"][: len(words)] = words
-    p["heads"], p["rows"], p["seq"], p["head_dim"] = heads, rows, seq, x.shape[3]
-    p["blocks"], p["sequences"] = blocks, sequences
+    p["heads"], p["blocks"] = divisor(heads), divisor(blocks)
+    p["tiles"] = tiles = batch * heads * blocks
+    p["rows"], p["seq"], p["head_dim"], p["sequences"] = rows, seq, x.shape[3], sequences
     p["block_log2"] = _ALL if block is None else block.bit_length() - 1
     p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
-    grid = batch * heads * blocks, 1, 1
+    its = shape(columns)
+    grid = min(tiles, device.sm_count * its.blocks_per_sm), 1, 1
     for each in passes:
         kernel = instance(x.dtype.name, columns, hadamard, transposed, each)
         function = jit.kernel(kernel, device, device_id)
-        PreparedLaunch(launcher(function, grid, SPEC.threads, kernel.smem_bytes), parameter)()
+        PreparedLaunch(launcher(function, grid, its.threads, kernel.smem_bytes), parameter)()
     return values, scales
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
+from cufa.specs.kv import DIVISOR
 from cufa.specs.structs import TENSOR
 
 ROWS = 128
-"""Rows of a head that a block of threads has."""
+"""Rows of a head that a block of threads has at a time."""
 
 WHOLE, LARGEST, CONVERT = range(3)
 """Values of ``Pass``."""
@@ -17,7 +20,7 @@ WHOLE, LARGEST, CONVERT = range(3)
 SIGNS = 8
 """Words of signs."""
 
-_PITCH, _LARGEST_BYTES = ROWS + 4, 64
+_WARP, _WORD, _CHUNK, _KEYS = 32, 4, 8, 16
 
 FIRST_CAPABILITY = 89
 """GPUs before it have no instruction that converts to 8 bits."""
@@ -29,10 +32,11 @@ SPEC = AuxiliarySpec(
             ("x", TENSOR),
             *((name, "u8") for name in ("values", "scales", "largest", "cu_seqlens", "used")),
             ("signs", "u4", SIGNS),
+            *((name, DIVISOR) for name in ("heads", "blocks")),
             *(
                 (name, "i4")
                 for name in (
-                    *("heads", "rows", "seq", "head_dim", "blocks", "block_log2"),
+                    *("tiles", "rows", "seq", "head_dim", "block_log2"),
                     *("scales_a_head", "sequences"),
                 )
             ),
@@ -41,18 +45,54 @@ SPEC = AuxiliarySpec(
     ),
     inputs=("x",),
     outputs=("values", "scales"),
-    threads=512,
+    threads=1024,
     types=("t",),
-    numbers=("columns", "hadamard", "transposed", "pass"),
+    numbers=("columns", "hadamard", "transposed", "pass", "lanes", "blocks"),
 )
+
+
+class Shape(NamedTuple):
+    """The threads that take tiles in turn.
+
+    Attributes
+    ----------
+    lanes : int
+        Threads of a row.
+    blocks_per_sm : int
+        The blocks that share a multiprocessor.
+    """
+
+    lanes: int
+    blocks_per_sm: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return ROWS * self.lanes
+
+
+def shape(columns: int) -> Shape:
+    """Return the shape for rows of this length: a thread has 32 numbers of a row, or 24."""
+    return {64: Shape(2, 3), 96: Shape(4, 2), 128: Shape(4, 2)}.get(columns, Shape(4, 1))
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
     """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`."""
-    smem = smem_bytes(columns, transposed)
-    return Instance(SPEC.name, (dtype,), (columns, hadamard, transposed, how), smem_bytes=smem)
+    smem = smem_bytes(dtype, columns, transposed)
+    arguments = columns, hadamard, transposed, how, *shape(columns)
+    return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)
 
 
-def smem_bytes(columns: int, transposed: bool) -> int:
-    """Return the shared memory of a block."""
-    return _LARGEST_BYTES + transposed * columns * _PITCH
+def smem_bytes(dtype: str, columns: int, transposed: bool) -> int:
+    """Return the shared memory of a block.
+
+    It holds the largest numbers of warps, for two tiles; a tile to be transposed; and a tile of 16
+    bits that is read ahead.
+    """
+    its = shape(columns)
+    step = its.lanes * _CHUNK
+    pitch = columns + 8 if columns == 256 else (columns + step - 1) // (2 * step) * 2 * step + step
+    largest = 2 * its.threads // _WARP * _WORD
+    tile = ROWS * pitch + ROWS // _KEYS * 16
+    ahead = 0 if dtype == "float32" else ROWS * columns * 2
+    return largest + transposed * tile + ahead

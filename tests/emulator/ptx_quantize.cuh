@@ -3,3 +3,4 @@
 #include "ptx_e4m3.cuh"
 
 inline void red_max(uint32_t* p, uint32_t x) { *p = std::max(*p, x); }
+inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::max(a, b); }
