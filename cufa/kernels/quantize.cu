@@ -197,6 +197,21 @@ __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
+// The chunks of a thread times a factor, or zeros, in e4m3.
+template <int STEP, int CHUNKS>
+__device__ void store_e4m3(unsigned char* to, const float (&x)[CHUNKS][CHUNK], float factor,
+                           bool is_zero) {
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+        float y[CHUNK];
+#pragma unroll
+        for (int e = 0; e < CHUNK; ++e) y[e] = x[k][e] * factor;
+        uint2 packed = {pack4_e4m3(y[0], y[1], y[2], y[3]), pack4_e4m3(y[4], y[5], y[6], y[7])};
+        if (is_zero) packed = {0, 0};
+        *reinterpret_cast<uint2*>(to + k * STEP) = packed;
+    }
+}
+
 // Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
 // are in banks of their own.
 template <int COLUMNS, int LANES>
@@ -323,16 +338,8 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row_of_tile) + lane * CHUNK
                        : p.values + (static_cast<long long>(its_head) * p.seq + its_row) * COLUMNS +
                              lane * CHUNK;
-        if (TRANSPOSED || its_row < p.seq)
-#pragma unroll
-            for (int k = 0; k < CHUNKS; ++k) {
-#pragma unroll
-                for (int e = 0; e < CHUNK; ++e) x[k][e] *= inverse;
-                uint2 packed = {pack4_e4m3(x[k][0], x[k][1], x[k][2], x[k][3]),
-                                pack4_e4m3(x[k][4], x[k][5], x[k][6], x[k][7])};
-                if (TRANSPOSED && HADAMARD && !its_counts) packed = {0, 0};  // signs have made -0
-                *reinterpret_cast<uint2*>(to + k * S::STEP) = packed;
-            }
+        const bool is_zero = TRANSPOSED && HADAMARD && !its_counts;  // of which signs have made -0
+        if (TRANSPOSED || its_row < p.seq) store_e4m3<S::STEP>(to, x, inverse, is_zero);
         if constexpr (TRANSPOSED) {
             __syncthreads();
             write_transposed<COLUMNS, LANES>(

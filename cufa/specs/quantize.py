@@ -72,8 +72,8 @@ class Shape(NamedTuple):
 
 
 def shape(columns: int) -> Shape:
-    """Return the shape for rows of this length: a thread has 32 numbers of a row, or 24."""
-    return {64: Shape(2, 3), 96: Shape(4, 2), 128: Shape(4, 2)}.get(columns, Shape(4, 1))
+    """Return the shape for rows of this length: registers hold the tiles of all blocks."""
+    return {64: Shape(4, 3), 96: Shape(4, 2), 128: Shape(4, 2)}.get(columns, Shape(4, 1))
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
