@@ -160,6 +160,10 @@ def _rows(
 
         field = Refactor(o.before, o.rounds or ROUNDS, o.seed)
         return field.rows(o.tables, o.head_dim, o.seq), field
+    if o.bench == "fp8-error":
+        from benchmarks import fp8_error
+
+        return fp8_error.rows(o.seed), None
     from benchmarks import headdims, prefill
     from benchmarks.contestants import Contestants
     from benchmarks.race import Budget
@@ -186,10 +190,6 @@ def _rows(
         from benchmarks import masks
 
         return masks.rows(o.peers, clock, budget, o.seed), None
-    if o.bench == "fp8-error":
-        from benchmarks import fp8_error
-
-        return fp8_error.rows(o.seed), None
     if o.bench == "fp8":
         from benchmarks import fp8
         from benchmarks.cells import fp8_cells
