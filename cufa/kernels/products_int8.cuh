@@ -1,6 +1,6 @@
 // S = Q K^T of 8-bit integers on the tensor cores, which add them up exactly: no element of K is
-// expanded. Each number of Q is three bytes times a factor of its row: high, middle / 2^8 and
-// low / (2^8 * 254). What rounding costs is 2^-24 of the row's largest number.
+// expanded. Each number of Q is a factor of its row times 256 high + middle + low / 254, three
+// bytes. Rounding costs about 2^-24 of the row's largest number.
 //
 // In shared memory the 32 bytes of 16 numbers hold their 16 high bytes, then the 16 middle ones;
 // the low ones are a tile of their own behind. A product has the high bytes of eight rows of Q as
@@ -14,8 +14,7 @@
 template <class QTile>
 using LowBytes = SmemTile<QTile::ROWS, QTile::COLS, 1>;
 
-// The factors of the rows that a lane holds: of 16 mt + {0, 8} + lane / 4 of its warp's, for scores
-// in units of the middle bytes.
+// The factors of the rows that a lane holds: of 16 mt + {0, 8} + lane / 4 of its warp's.
 template <class T, class QTile, int MT>
 struct RowFactors {
     // The largest high byte with its middle one is 2^15 times this, and the largest low one 254
