@@ -282,11 +282,12 @@ static void each(uint32_t* out, Expand expand) {
     }
 }
 template <class T>
-static void expand(uint32_t* out, bool by_bits) {
-    by_bits ? each(out, E4m3::by_bits<T>) : each(out, E4m3::by_instruction<T>);
+static void expand(uint32_t* out, bool by_bits, bool integers) {
+    integers ? each(out, Int8::expand<T>)
+    : by_bits ? each(out, E4m3::by_bits<T>) : each(out, E4m3::by_instruction<T>);
 }
-extern "C" void expand_all(uint32_t* out, bool is_float16, bool by_bits) {
-    is_float16 ? expand<float16>(out, by_bits) : expand<bfloat16>(out, by_bits);
+extern "C" void expand_all(uint32_t* out, bool is_float16, bool by_bits, bool integers) {
+    is_float16 ? expand<float16>(out, by_bits, integers) : expand<bfloat16>(out, by_bits, integers);
 }
 extern "C" void expand_columns(uint32_t* out, bool integers) {
     integers ? each(out, Int8::expand_columns) : each(out, E4m3::expand_columns);
@@ -303,12 +304,12 @@ def expanded(name: str, dtype: str, *options: bool) -> np.ndarray:
     return out.astype(np.float32)
 
 
-@pytest.mark.parametrize("by_bits", [True, False])
+@pytest.mark.parametrize("way", ["int8", "e4m3 by bits", "e4m3 by an instruction"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_every_byte_of_e4m3_is_expanded(dtype: str, by_bits: bool) -> None:
+def test_every_byte_is_expanded(dtype: str, way: str) -> None:
     """Also as before sm_89, where e4m3 has no instruction."""
-    found = expanded("expand_all", dtype, dtype == "float16", by_bits)
-    every = np.arange(256, dtype=np.uint8).view(E4M3)
+    found = expanded("expand_all", dtype, dtype == "float16", "bits" in way, way == "int8")
+    every = np.arange(256, dtype=np.uint8).view(np.int8 if way == "int8" else E4M3)
     np.testing.assert_array_equal(found, every.astype(np.float32))
 
 

@@ -22,10 +22,23 @@ struct E4m3In<bfloat16> {
     static constexpr uint32_t BITS = 0x87f0, FACTOR = 0x7b80, MOST = 0x7b10;
 };
 
-// Integers.
+// Integers. A byte is the last digits of a number of 16 bits whose others are known.
 struct Int8 {
-    // Pairs of every other byte, as float16. A byte is the last digits of a number of 16 bits whose
-    // others are known.
+    template <class T>
+    static __device__ void expand(uint32_t (&two)[2], uint32_t four) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t which = i == 0 ? 0x4140 : 0x4342;
+            if constexpr (E4m3In<T>::IS_FLOAT16) {  // 1024 + 128 + x - 1152
+                two[i] = fma2<T>(permuted(four ^ 0x80808080, 0x64646464, which), twice(0x3c00),
+                                 twice(0xe480));
+            } else {  // of 8 digits: 128 + the last seven of x, less 128 or 256
+                const uint32_t x = permuted(four, 0x43434343, which);
+                two[i] = fma2<T>(x & twice(0xff80), twice(0xbf80), x & twice(0xff7f));
+            }
+        }
+    }
+    // Pairs of every other byte, as float16.
     static __device__ void expand_columns(uint32_t (&two)[2], uint32_t four) {
         const uint32_t from_0 = four ^ 0x80808080;  // plus 128
 #pragma unroll

@@ -1,6 +1,7 @@
 // S = Q K^T and O += P V, where K and V have 8 bits, by mma.sync of 16 bits: of Q's type, and of
-// float16, which holds more of P than bfloat16. (With integers S is another product, see
-// products_int8.cuh.) A lane finds four elements in a register, which follow each other in a row:
+// float16, which holds more of P than bfloat16. (With integers and up to 16 rows S is another
+// product, see products_int8.cuh.) A lane finds four elements in a register, which follow each
+// other in a row:
 // - Those of K are four of 16 columns, which a product takes in any order. So Q lies in that order,
 //   see decode_query.cuh: words 0, 2, 4, 6 of each eight, then 1, 3, 5, 7.
 // - Those of V are two columns of two keys, and each product takes every other column. So of 16
@@ -9,9 +10,9 @@
 #include "expand.cuh"
 #include "tile.cuh"
 
-// S += Q K^T of e4m3 and MT times 16 rows of Q, from row0 on.
-template <class T, class QTile, class KTile, int MT, int NT>
-__device__ void qk_e4m3(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
+// S += Q K^T of MT times 16 rows of Q, from row0 on. KIND expands the elements.
+template <class T, class KIND, class QTile, class KTile, int MT, int NT>
+__device__ void qk_8bit(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k, int row0) {
     const uint32_t lane_q = lane_offset_a<QTile>() + row0 * (QTile::PANEL * 16),
                    lane_k = lane_offset_b<KTile>();
 #pragma unroll(2)  // less to compile, and to fetch
@@ -28,7 +29,7 @@ __device__ void qk_e4m3(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 uint32_t two[2];
-                E4m3::expand<T>(two, rK[i]);
+                KIND::template expand<T>(two, rK[i]);
 #pragma unroll
                 for (int mt = 0; mt < MT; ++mt)
                     mma_m16n8k16<T>(rS[mt][nt + i / 2], rQ[i % 2][mt], two[0], two[1]);
@@ -37,7 +38,7 @@ __device__ void qk_e4m3(float (&rS)[MT][NT][4], uint32_t tile_q, uint32_t tile_k
     }
 }
 
-// O += P V. KIND expands the elements.
+// O += P V.
 template <class KIND, class VTile, int MT, int NT, int OT>
 __device__ void pv_8bit(float (&rO)[MT][OT][4], const float (&rP)[MT][NT][4], uint32_t tile_v) {
     const uint32_t lane_v = lane_offset_a<VTile>();

@@ -1,6 +1,6 @@
 // S = Q K^T of 8-bit integers on the tensor cores, which add them up exactly: no element of K is
-// expanded. Each number of Q is three bytes times a factor of its row: high, middle / 2^8 and
-// low / (2^8 * 254). What rounding costs is 2^-24 of the row's largest number.
+// expanded. Each number of Q is a factor of its row times 256 high + middle + low / 254, three
+// bytes. Rounding costs about 2^-24 of the row's largest number.
 //
 // In shared memory the 32 bytes of 16 numbers hold their 16 high bytes, then the 16 middle ones;
 // the low ones are a tile of their own behind. A product has the high bytes of eight rows of Q as
@@ -14,8 +14,7 @@
 template <class QTile>
 using LowBytes = SmemTile<QTile::ROWS, QTile::COLS, 1>;
 
-// The factors of the rows that a lane holds: of 16 mt + {0, 8} + lane / 4 of its warp's, for scores
-// in units of the middle bytes.
+// The factors of the rows that a lane holds: of 16 mt + {0, 8} + lane / 4 of its warp's.
 template <class T, class QTile, int MT>
 struct RowFactors {
     // The largest high byte with its middle one is 2^15 times this, and the largest low one 254
@@ -99,6 +98,27 @@ struct RowFactors {
     }
 };
 
+// The products of 16 rows of bytes with all keys of a tile. `rows(kd)` is where a lane finds those
+// of the columns from 16 kd on. (One such product follows the other, and loops are short where
+// registers are few.)
+template <class KTile, int NT, class Rows>
+__device__ void multiply_bytes(int (&sums)[NT][4], uint32_t tile_k, Rows rows) {
+    const uint32_t lane_k = lane_offset_b<KTile>();
+#pragma unroll
+    for (int i = 0; i < NT * 4; ++i) sums[i / 4][i % 4] = 0;
+#pragma unroll(NT > 2 ? 4 : KTile::CHUNKS > 8 ? 2 : 1)
+    for (int kd = 0; kd < KTile::CHUNKS; kd += 2) {
+        uint32_t rQ[4];
+        ldmatrix_x4(rQ, rows(kd));
+#pragma unroll
+        for (int nt = 0; nt < NT; nt += 2) {
+            uint32_t rK[4];
+            ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd));
+            mma_m16n8k32_int8(sums[nt], rQ, rK[0], rK[1]);
+            mma_m16n8k32_int8(sums[nt + 1], rQ, rK[2], rK[3]);
+        }
+    }
+}
 // S of HALVES times eight rows of Q, from row0 on.
 template <class Factors, class QTile, class KTile, int HALVES, int NT>
 __device__ void qk_of_halves(float (&rS)[NT][4], const float (&factors)[2], uint32_t tile_q,
@@ -106,37 +126,26 @@ __device__ void qk_of_halves(float (&rS)[NT][4], const float (&factors)[2], uint
     using Low = LowBytes<QTile>;
     const int lane = thread_index() % 32;
     const uint32_t lane_q = QTile::offset(lane % 8, lane / 8) + row0 * (QTile::PANEL * 16),
-                   lane_low = lane_offset_a<Low>() + row0 * (Low::PANEL * 16),
-                   lane_k = lane_offset_b<KTile>();
-    int sums[HALVES][NT][4] = {}, low_sums[NT][4] = {};
-#pragma unroll(4)
-    for (int kd = 0; kd < KTile::CHUNKS; kd += 2) {
-        uint32_t rQ[HALVES][4], rLow[4];
+                   lane_low = lane_offset_a<Low>() + row0 * (Low::PANEL * 16);
+    int sums[NT][4];
 #pragma unroll
-        for (int half = 0; half < HALVES; ++half)
-            ldmatrix_x4(rQ[half], tile_q + QTile::advance(lane_q, half * 8, kd * 2));
-        ldmatrix_x4(rLow, tile_q + QTile::bytes + Low::advance(lane_low, 0, kd));
+    for (int half = 0; half < HALVES; ++half) {
+        multiply_bytes<KTile>(sums, tile_k, [&](int kd) {
+            return tile_q + QTile::advance(lane_q, half * 8, kd * 2);
+        });
 #pragma unroll
-        for (int nt = 0; nt < NT; nt += 2) {
-            uint32_t rK[4];
-            ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd));
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                for (int half = 0; half < HALVES; ++half)
-                    mma_m16n8k32_int8(sums[half][nt + i], rQ[half], rK[i * 2], rK[i * 2 + 1]);
-                mma_m16n8k32_int8(low_sums[nt + i], rLow, rK[i * 2], rK[i * 2 + 1]);
-            }
-        }
+        for (int i = 0; i < NT * 2; ++i)
+            rS[i / 2][half * 2 + i % 2] =
+                static_cast<float>(256 * sums[i / 2][i % 2] + sums[i / 2][2 + i % 2]);
     }
+    multiply_bytes<KTile>(sums, tile_k, [&](int kd) {
+        return tile_q + QTile::bytes + Low::advance(lane_low, 0, kd);
+    });
 #pragma unroll
-    for (int i = 0; i < HALVES * NT * 2; ++i) {
-        const int half = i / NT / 2, nt = i / 2 % NT, col = i % 2;
-        const int upper = 256 * sums[half][nt][col] + sums[half][nt][2 + col],
-                  lower = low_sums[nt][half * 2 + col];
-        rS[nt][half * 2 + col] =
-            fmaf(static_cast<float>(lower), 1.f / Factors::LOWS, static_cast<float>(upper)) *
-            factors[half];
+    for (int i = 0; i < NT * HALVES * 2; ++i) {
+        const int nt = i / (HALVES * 2), n = i % (HALVES * 2);
+        rS[nt][n] =
+            fmaf(static_cast<float>(sums[nt][n]), 1.f / Factors::LOWS, rS[nt][n]) * factors[n / 2];
     }
 }
 

@@ -29,7 +29,8 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
 
 def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
     parts = _shared_memory(v)
-    return {**parts, "Q": parts["Q"] + v.bm * v.head_dim}  # three bytes a number
+    of_three_bytes = v.bm * v.head_dim if v.bm == 16 else 0
+    return {**parts, "Q": parts["Q"] + of_three_bytes}
 
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
