@@ -90,7 +90,7 @@ def test_strides_and_layouts(rng: np.random.Generator) -> None:
 def test_blocks_take_tiles_in_turn(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, d: int, dtype: str
 ) -> None:
-    """Of a GPU with one multiprocessor: each block has several tiles, in all passes."""
+    """On a GPU with one multiprocessor each block takes several tiles, in all passes."""
     small = device.named("h200")._replace(sm_count=1)
     monkeypatch.setattr(device, "of_id", lambda _: small)
     x = drawn(rng, 1, 3, 600, d, dtype=dtype)

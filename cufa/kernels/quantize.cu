@@ -192,7 +192,7 @@ __device__ float largest_of(float (&x)[CHUNKS][CHUNK]) {
     return largest;
 }
 
-// Of all lanes; no number is negative.
+// The largest number of all lanes; none is negative.
 __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row_of_tile) + lane * CHUNK
                        : p.values + (static_cast<long long>(its_head) * p.seq + its_row) * COLUMNS +
                              lane * CHUNK;
-        const bool is_zero = TRANSPOSED && HADAMARD && !its_counts;  // of which signs have made -0
+        const bool is_zero = TRANSPOSED && HADAMARD && !its_counts;  // the signs have made -0 of it
         if (TRANSPOSED || its_row < p.seq) store_e4m3<S::STEP>(to, x, inverse, is_zero);
         if constexpr (TRANSPOSED) {
             __syncthreads();
