@@ -176,7 +176,7 @@ def _gaps_parts(rows: Sequence[Row]) -> list[str]:
     if not gaps:
         return []
     lines = [[name, number, why] for (name, why), number in gaps.items()]
-    return [f"What peers cannot run, and why:\n\n{table(['peer', 'cells', 'reason'], lines)}"]
+    return [f"Peers cannot run these cells:\n\n{table(['peer', 'cells', 'reason'], lines)}"]
 
 
 def _fp8_parts(rows: Sequence[Row]) -> list[str]:
