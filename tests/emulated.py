@@ -5,12 +5,13 @@ A compiler of C++ takes the place of NVRTC, and ``tests/emulator`` that of the G
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import played_gpu
@@ -69,6 +70,9 @@ ARGUMENTS = {
     "lse_mean": "LseMeanParams",
 }
 
+#: Each takes eight of the 65,530 mappings that a process has room for.
+MOST_LOADED = 500
+
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 
 
@@ -94,18 +98,26 @@ class Emulator:
         while those of a dependent launch have begun.
     """
 
+    _paths: ClassVar[dict[Any, Path]] = {}  # of libraries, by variant
+    _libraries: ClassVar[dict[Any, Any]] = {}  # those that are loaded, the newest last
+
     def __init__(self) -> None:
         self.last_first, self.stale, self.seed = False, 0, 0
-        self._libraries: dict[Any, Any] = {}  # by variant
         # ptx.cuh and ptx_sm90.cuh are the emulator's
         self._sources = Sources(*FOLDERS, precompiled="ptx_sm90.cuh")
 
     def library(self, variant: Variant | Instance) -> Any:
-        """Return a variant's library."""
-        found = self._libraries.get(variant)
+        """Return a variant's library, which stays loaded until the next call."""
+        found = self._libraries.pop(variant, None)
         if found is None:
-            self._libraries[variant] = found = ctypes.CDLL(str(self._compiled(variant)))
+            if variant not in self._paths:
+                self._paths[variant] = self._compiled(variant)
+            load_shared()
+            found = ctypes.CDLL(str(self._paths[variant]))
             found.run.restype = ctypes.c_bool
+        self._libraries[variant] = found
+        if len(self._libraries) > MOST_LOADED:
+            _ctypes.dlclose(self._libraries.pop(next(iter(self._libraries)))._handle)
         return found
 
     def _compiled(self, variant: Variant | Instance) -> Path:
@@ -116,15 +128,14 @@ class Emulator:
             arguments=_arguments(variant),
             variant=variant,
         )
-        load_shared()
         return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""
-        library = self.library(variant)
 
         def launch(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
             (pointer,) = args
+            library = self.library(variant)
             assert smem_bytes >= variant.smem_bytes  # behind which it may use none
             ctypes.c_int.in_dll(library, "emulator_stale").value = self.stale
             front = _FRONT()  # none

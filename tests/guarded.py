@@ -5,17 +5,14 @@ from __future__ import annotations
 import bisect
 import ctypes
 import mmap
-from collections import deque
+import weakref
 
 import numpy as np
-from played_gpu import at
 
-_starts: list[int] = []  # in order
-_memories: list[np.ndarray] = []  # there
-#: Guards of the newest memories. A process has room for 65530 mappings: the oldest memories, of
-#: tests that are over, lose their guards.
-_guards: deque[tuple[int, int]] = deque()
-_MOST_GUARDED = 4000
+#: Memories that are in use, by the address of their first byte. Each takes three of the 65,530
+#: mappings that a process has room for.
+_memories: dict[int, weakref.ref[np.ndarray]] = {}
+_starts: list[int] = []  # their keys, in order
 
 
 def new_memory(nbytes: int) -> np.ndarray:
@@ -26,29 +23,29 @@ def new_memory(nbytes: int) -> np.ndarray:
     size = max(16, -(-nbytes // 16) * 16)
     page = mmap.PAGESIZE
     pages = -(-size // page) * page
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    start = libc.mmap(None, pages + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    mapping = mmap.mmap(-1, pages + 2 * page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Its views keep this array, and with it the mapping.
+    memory = np.frombuffer(mapping, np.uint8, size, offset=page + pages - size)
+    first = memory.ctypes.data
+    start = first - (page + pages - size)
     for guard in (start, start + page + pages):
-        assert libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
-    _guards.append((start, start + page + pages))
-    if len(_guards) > _MOST_GUARDED:
-        for guard in _guards.popleft():
-            libc.munmap(ctypes.c_void_p(guard), ctypes.c_size_t(page))
-    first = start + page + pages - size
-    memory = at(first, (size,), (1,), np.dtype(np.uint8))
+        forbid = ctypes.CDLL(None).mprotect
+        assert forbid(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
     memory[...] = 0xFF
-    i = bisect.bisect(_starts, first)
-    _starts.insert(i, first)
-    _memories.insert(i, memory)
+    bisect.insort(_starts, first)
+    _memories[first] = weakref.ref(memory, lambda _: _forget(first))
     return memory[:nbytes]
+
+
+def _forget(first: int) -> None:
+    del _memories[first]
+    del _starts[bisect.bisect_left(_starts, first)]
 
 
 def memory_around(address: int) -> np.ndarray | None:
     """Return all of the memory that an address is in; None if it is in none of this kind."""
     i = bisect.bisect(_starts, address) - 1
-    if i < 0 or address >= _starts[i] + _memories[i].size:
+    found = _memories[_starts[i]]() if i >= 0 else None
+    if found is None or address >= _starts[i] + found.size:
         return None
-    return _memories[i]
+    return found
