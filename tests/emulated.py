@@ -96,6 +96,8 @@ class Emulator:
     seed : int
         If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes
         while those of a dependent launch have begun.
+    variants : set
+        All that it has been asked for.
     """
 
     _paths: ClassVar[dict[Any, Path]] = {}  # of libraries, by variant
@@ -103,11 +105,13 @@ class Emulator:
 
     def __init__(self) -> None:
         self.last_first, self.stale, self.seed = False, 0, 0
+        self.variants: set[Any] = set()
         # ptx.cuh and ptx_sm90.cuh are the emulator's
         self._sources = Sources(*FOLDERS, precompiled="ptx_sm90.cuh")
 
     def library(self, variant: Variant | Instance) -> Any:
         """Return a variant's library, which stays loaded until the next call."""
+        self.variants.add(variant)
         found = self._libraries.pop(variant, None)
         if found is None:
             if variant not in self._paths:

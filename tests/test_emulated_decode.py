@@ -138,7 +138,7 @@ def test_whole_units(
     for stale in (0, 1):
         emulated.stale = stale
         checked(rng, lengths, d=d, dv=d, page_size=page_size)
-    assert shape in {(variant.warps, variant.blocks_per_sm) for variant in emulated._libraries}
+    assert shape in {(variant.warps, variant.blocks_per_sm) for variant in emulated.variants}
 
 
 @both_shares
@@ -189,7 +189,7 @@ def test_rows_that_two_warps_share(
     emulated.stale = stale
     checked(rng, [150, 2, 400, 33], sq=sq)
     checked(rng, [150, 20], sq=sq, page_size=7, num_splits=2)
-    assert {v.bm for v in emulated._libraries} & {bm}
+    assert {v.bm for v in emulated.variants} & {bm}
 
 
 ROWS_OF_A_WARPGROUP: list[dict[str, Any]] = [
@@ -218,7 +218,7 @@ def test_rows_that_a_warpgroup_shares(
     emulated.stale = stale
     checked(rng, [150, 2, 400, 33], **options)
     checked(rng, [700], **options)
-    assert {v.kernel for v in emulated._libraries} & {"decode_wgmma"}
+    assert {v.kernel for v in emulated.variants} & {"decode_wgmma"}
 
 
 @pytest.mark.parametrize("stale", [0, 1])
@@ -274,7 +274,7 @@ def test_whole_units_of_four_warpgroups(
     """A block each; and if they differ in length, what is cut nevertheless."""
     for lengths in ([150] * 13, [700] + [20] * 12):
         checked(rng, lengths, hq=4, hk=1, sq=10, **options)
-    assert {v.warps for v in emulated._libraries} & {16}
+    assert {v.warps for v in emulated.variants} & {16}
 
 
 @both_shares
@@ -477,8 +477,9 @@ def test_how_often_keys_are_taken_again(emulated: Emulator, rng: np.random.Gener
     def taken_again(lengths: list[int], **options: Any) -> int:
         checked(rng, lengths, **options)
         count = 0
-        for variant, library in emulated._libraries.items():
+        for variant in emulated.variants:
             if variant.unified:
+                library = emulated.library(variant)
                 counter = ctypes.c_int.in_dll(library, "decode_recomputed")
                 count, counter.value = count + counter.value, 0
         return count
@@ -625,4 +626,4 @@ def test_few_queries_of_attention_that_are_captured(
     monkeypatch.setattr(scratch, "current_capture", lambda: (1, 0))
     out, lse = cufa.attention(q, k, v, return_lse=True, **options)
     assert_each_accepted(out, lse, *arrays, (900,), **host)
-    assert {v.kernel for v in emulated._libraries} & {"fa2_fp32"}
+    assert {v.kernel for v in emulated.variants} & {"fa2_fp32"}

@@ -28,7 +28,7 @@ def one_stage(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator: 
 
 
 def assert_waited(emulator: Emulator) -> None:  # noqa: F811
-    ours = [v for v in emulator._libraries if v.stages == 1 and not v.whole]
+    ours = [v for v in emulator.variants if v.stages == 1 and not v.whole]
     assert {v.warps for v in ours} & {4, 8}
 
 
@@ -94,5 +94,5 @@ def test_a_block_for_each_of_many_units(
     monkeypatch.setattr(Items, "are_whole", lambda items, element_bytes: False)
     lengths = [512] * 40 if equal else [512, *map(int, rng.integers(0, 513, 39))]
     checked(rng, lengths, d=128, dv=128, page_size=page_size)
-    ours = [v for v in one_stage._libraries if v.stages == 1 and not v.whole]
+    ours = [v for v in one_stage.variants if v.stages == 1 and not v.whole]
     assert (32, 4, 2) in {(v.bn, v.warps, v.blocks_per_sm) for v in ours}
