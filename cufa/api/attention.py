@@ -306,15 +306,11 @@ def attention(
         extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
         has_tiles = block_mask is not None and block_mask.seq_kv > 0
         read = mods.parts, len(lengths), has_tiles, *map(calls.dtype_of, extras.flat)
-    values = (causal, window, attention_chunk, softcap, dropout_p, scale, layout)
-    choices = return_lse, batch_invariant, out_dtype, precision, kernel
-    # True == 1, and a cached call must not accept what a first one refuses.
-    types = (
-        (type(causal), type(attention_chunk), type(softcap), type(scale), type(return_lse)),
-        (type(batch_invariant), window is NO_WINDOW or calls.types_of(window)),
-        kernel is None or calls.types_of(kernel),
+    choices = (
+        *(causal, window, attention_chunk, softcap, dropout_p, scale, layout),
+        *(return_lse, batch_invariant, out_dtype, precision, kernel),
     )
-    options = values, choices, types, read
+    options = calls.key_of(choices, window, kernel), read
     result = calls.replay(q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result

@@ -268,19 +268,16 @@ def decode_padded(
     if not (alibi_slopes is sinks is None):
         arrays = alibi_slopes, None, None, sinks, None  # as `ARRAYS`
         dtypes = tuple(map(calls.dtype_of, arrays))
-    values = (causal, window, attention_chunk, softcap, scale, layout, num_splits, unified_max)
-    choices = return_lse, kernel
-    # True == 1, and a cached call must not accept what a first one refuses.
-    types = (
-        (type(causal), type(attention_chunk), type(softcap), type(scale), type(num_splits)),
-        (type(unified_max), type(return_lse), window is NO_WINDOW or calls.types_of(window)),
-        kernel is None or calls.types_of(kernel),
+    choices = (
+        *(causal, window, attention_chunk, softcap, scale, layout),
+        *(num_splits, unified_max, return_lse, kernel),
     )
     scales: tuple[Array | None, ...] = ()
     if not (k_scale is v_scale is None):
         scales = k_scale, v_scale
         dtypes = *dtypes, *map(calls.dtype_of, scales)
-    options = "cufa.decode", block_table is None, padded, values, choices, types, dtypes
+    key = calls.key_of(choices, window, kernel)
+    options = "cufa.decode", block_table is None, padded, key, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
     result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
     if result is not None:

@@ -234,17 +234,12 @@ def attention_varlen(
     extras = Extras(arrays, offsets, mods.arrays, seed if dropout_p else None)
     if known and q is not None:
         q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
-        values = (causal, window, attention_chunk, softcap, dropout_p, scale)
-        choices = max_seqlen_q, max_seqlen_k, return_lse, out_dtype, precision, kernel
-        # True == 1, and a cached call must not accept what a first one refuses.
-        types = (
-            (type(causal), type(attention_chunk), type(softcap), type(scale), type(return_lse)),
-            (type(max_seqlen_q), type(max_seqlen_k)),
-            (window is NO_WINDOW or calls.types_of(window)),
-            kernel is None or calls.types_of(kernel),
+        choices = (
+            *(causal, window, attention_chunk, softcap, dropout_p, scale),
+            *(max_seqlen_q, max_seqlen_k, return_lse, out_dtype, precision, kernel),
         )
         read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
-        options = values, choices, types, read
+        options = calls.key_of(choices, window, kernel), read
         result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
         if result is not None:
             result = _without_batch(result, out, return_lse)

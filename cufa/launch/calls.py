@@ -8,6 +8,7 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
+from cufa.features.window import NO_WINDOW
 from cufa.launch.counters import is_capturing
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
@@ -34,9 +35,17 @@ def dtype_of(array: object) -> object:
     return getattr(array, "dtype", None)
 
 
-def types_of(option: object) -> object:
-    """Return the types of what the caller has chosen, or of what it is made of."""
-    return (type(option), *map(type, option)) if isinstance(option, tuple) else type(option)
+def key_of(choices: Key, window: object, kernel: object) -> Key:
+    """Return the key of a caller's choices, of which `window` and `kernel` may be tuples.
+
+    Types are in it, too: True == 1, and a cached call must not accept what a first one refuses.
+    """
+    of_window = window is NO_WINDOW or _types_in(window)
+    return choices, (*map(type, choices),), of_window, kernel is None or _types_in(kernel)
+
+
+def _types_in(choice: object) -> object:
+    return (*map(type, choice),) if isinstance(choice, tuple) else None
 
 
 def on_device(name: str, array: Array | None) -> Array | None:
