@@ -7,8 +7,9 @@ addresses, and each change is sent there. Nothing is read back.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -205,23 +206,15 @@ class Store:
             self.check_written(layer, sources)
         if not targets.size:
             return
-        if self._means is not None:
-            old, new = self.xp.asarray(np.stack([sources, targets]))
-            means = self._means[:, old]
-        before = [] if self.pages is None else self.pages.move(sources.tolist(), targets.tolist())
-        try:
-            with self.changing():
-                if self.pages is None:
-                    self._copy_rows(sources, targets)
-                self.host[:, targets] = self.host[1, sources]
-        except BaseException:
-            if self.pages is not None:
-                self.pages.move_back(before)
-                self.send()
-            raise
-        if self._means is not None:  # which what fails has not changed
-            self._means[:, new] = means
-        self.written[:, targets] = self.host[1, targets]
+        undo, before = None, []
+        if self.pages is not None:
+            before = self.pages.move(sources.tolist(), targets.tolist())
+            undo = partial(self.pages.move_back, before)
+        with self.changing(undo):
+            self.host[:, targets] = self.host[1, sources]
+            self.written[:, targets] = self.host[1, targets]
+            self.send()
+            self._copy_rows(sources, targets)  # last: it is not undone
         if self.pages is not None:
             self.pages.release(before)
 
@@ -238,28 +231,36 @@ class Store:
         )
 
     def _copy_rows(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Copy the tokens of sequences to others, in all layers of a cache without pages."""
-        keys = int(self.host[1, sources].max())
-        if not keys:
-            return
-        old, new = self.xp.asarray(np.stack([sources, targets]))
-        # Where there is memory for what is copied of the first layer, there is for the others.
-        largest_first = sorted(self._bases, key=lambda base: -base.shape[-1])
-        for base in (*largest_first, *self._scales):
-            for layer in base:
-                by_head = self.layout == "bhsd" or layer.ndim == 3  # of scales
-                rows = layer[:, :, :keys] if by_head else layer[:, :keys]
-                rows[new] = rows[old]
+        """Copy to sequences what others hold in all layers: tokens without pages, and means."""
+        keys = int(self.host[1, targets].max())
+        arrays = [] if self._means is None else [self._means]
+        if self.pages is None and keys:
+            for array in (*self._bases, *self._scales):
+                by_head = self.layout == "bhsd" or array.ndim == 4  # of scales
+                arrays.append(array[:, :, :, :keys] if by_head else array[:, :, :keys])
+        # Where there is memory for the first copy, there is for the others.
+        layers = sorted((layer for array in arrays for layer in array), key=lambda x: -x.nbytes)
+        if layers:
+            old, new = self.xp.asarray(np.stack([sources, targets]))
+            for layer in layers:
+                layer[new] = layer[old]
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Send what is changed of `host` and `in_use`, or leave both as they were."""
-        before = self.host.copy(), self.in_use.copy()
+    def changing(self, undo: Callable[[], None] | None = None) -> Iterator[None]:
+        """Leave `host`, `in_use` and `written` as they were if the block fails.
+
+        Parameters
+        ----------
+        undo : callable, optional
+            Undoes what has been done to `pages`.
+        """
+        before = self.host.copy(), self.in_use.copy(), self.written.copy()
         try:
             yield
-            self.send()
         except BaseException:
-            self.host[...], self.in_use[...] = before
+            if undo is not None:
+                undo()
+            self.host[...], self.in_use[...], self.written[...] = before
             self.send()
             raise
 

@@ -1,4 +1,4 @@
-"""A layer of a cache: what kernels read of it, and how new tokens get into it."""
+"""New tokens of a layer: checked, and written into it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of_all, overlap, whole_chunks
+from cufa.arrays import Array, as_bhsd, module_of_all, overlap
+from cufa.caches.counts import none_allocated
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
-from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
-from cufa.launch import expand as launch_expand
-from cufa.launch import lse_mean as launch_mean
 from cufa.launch.launch import Launches, PreparedLaunch
 from cufa.launch.signature import Key, remember
-from cufa.problem.held import Held
 from cufa.problem.tokens import Tokens
 
 _KINDS = 64  # of tokens that are remembered
@@ -45,8 +42,8 @@ class NewTokens(NamedTuple):
     kept: tuple[Array, ...] = ()
 
 
-class Layer:
-    """A layer of sequences that follow each other.
+class Writer:
+    """Writes new tokens into a layer of sequences that follow each other.
 
     Parameters
     ----------
@@ -55,37 +52,14 @@ class Layer:
         The sequences.
     number : int
         The layer.
-
-    Attributes
-    ----------
-    k, v : array
-        As in `Cache.layer`.
-    k_scale, v_scale : array or None
-        As in `Cache.scales`.
-    k_mean, lengths, block_table : array or None
-        As in `Tokens`, for these sequences.
+    held : Tokens
+        The arrays of the layer, in place of those of any tokens.
     """
 
-    def __init__(self, store: Store, rows: slice, number: int) -> None:
-        self._store, self._sequences = store, rows.stop - rows.start
-        k, v = store.k[number], store.v[number]
-        self.k, self.v = (k, v) if store.pages is not None else (k[rows], v[rows])
-        scales = [None if x is None else x[number] for x in (store.k_scale, store.v_scale)]
-        if store.pages is None:
-            scales = [None if x is None else x[rows] for x in scales]
-        self.k_scale, self.v_scale = (
-            x if x is None or store.layout == "bhsd" else x.swapaxes(1, 2) for x in scales
-        )
-        self.k_mean = None if store.k_mean is None else store.k_mean[number, rows]
-        starts, self.lengths = store.device[0, rows], store.device[1, rows]
-        self.block_table = None if store.table is None else store.table[rows]
-        # The part of `Tokens` that is the same for all tokens.
-        self._held = Tokens(
-            *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
-            *(starts, self.lengths, self.block_table, store.rotaries[number]),
-            *(*scales, self.k_mean),
-        )
-        self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
+    def __init__(self, store: Store, rows: slice, number: int, held: Tokens) -> None:
+        self._store, self._rows, self._number, self._held = store, rows, number, held
+        self._sequences = rows.stop - rows.start
+        self._addresses = () if store.xp is np else launch.addresses(held)[4:]
         self._launches: dict[Key | None, PreparedLaunch | Launches] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
@@ -130,46 +104,33 @@ class Layer:
         run = partial(known, k.data.ptr, v.data.ptr, q_at, turned_at, *self._addresses)
         return NewTokens(run, seq, result, (k, v, q))
 
-    def add_mean(self, lse: Array, q: Array, scale: float) -> None:
-        """Add to log-sum-exps what the keys lack that a mean was taken off.
-
-        Parameters
-        ----------
-        lse : array of float32, (batch, heads_q, seq)
-        q : array
-            In the order of the layout.
-        scale : float
-            The factor of scores.
-        """
-        view = as_bhsd(q, self._store.layout)
-        mean: Array = self.k_mean
-        add = cpu_expand.add_mean if self._store.xp is np else launch_mean.add_mean
-        add(lse, view, mean, scale)
-
-    def dequantized(self, dtype: np.dtype, length: int) -> tuple[Array, Array]:
-        """Return keys and values of 8 bits as arrays of a dtype, in one piece.
-
-        Parameters
-        ----------
-        dtype, length
-            As in `Cache.dequantize`, checked.
-        """
-        store, held = self._store, self._held
-        found = []
-        kept = (held.k_cache, held.k_scale, held.k_mean), (held.v_cache, held.v_scale, None)
-        for values, scales, mean in kept:
-            sizes = (self._sequences, *values.shape[1:2], length)
-            ordered = sizes if store.layout == "bhsd" else (sizes[0], length, sizes[1])
-            dim = values.shape[3]
-            whole = store.xp.empty((*ordered, whole_chunks(dim, 1)), dtype)
-            out = as_bhsd(whole, store.layout)
-            its = Held(values, scales, self.block_table, mean)
-            if store.xp is np:
-                cpu_expand.expand(its, out[..., :dim])
-            else:
-                launch_expand.expand(its, out)
-            found.append(whole[..., :dim])
-        return found[0], found[1]
+    def refuse(self, n: int) -> None:
+        """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
+        store, layer, first = self._store, self._number, self._rows.start
+        starts, ends = store.host[:, self._rows]
+        written = store.written[layer, self._rows]
+        if not store.in_use[self._rows].any():
+            raise none_allocated(first, self._sequences)
+        again = np.flatnonzero((ends > starts) & (written == ends))
+        if again.size:
+            raise ValueError(
+                f"layer {layer} has the newest tokens of sequence {first + again[0]}, which a "
+                "second write would replace: call extend once before each step; to replace them, "
+                "truncate the sequences, then extend them again"
+            )
+        if n and (store.host[0] == store.host[1]).all():  # a view may have no part in what is new
+            raise ValueError(
+                f"no token is new to layer {layer}: call extend before write, with the number of "
+                "new tokens"
+            )
+        gaps = np.flatnonzero(written < starts)
+        if gaps.size and not store.is_captured:
+            i = int(gaps[0])
+            raise ValueError(
+                f"layer {layer} holds {written[i]} tokens of sequence {first + i}, which had "
+                f"{starts[i]} before the last extend: write each layer after each extend; truncate "
+                f"the sequence to {written[i]} to go on from there"
+            )
 
     def _checked(self, k: Array, v: Array, q: Array | None) -> tuple[Array, Array, Array | None]:
         """Check tokens; return the arrays, or copies where a kernel cannot read them."""
