@@ -223,6 +223,24 @@ def test_which_kind_is_more_exact(rng: np.random.Generator) -> None:
     assert errors["outlier", "fp8"] < errors["outlier", "int8"] / 4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_of_scales_are_not_taken(rng: np.random.Generator, kind: str) -> None:
+    """They would change while they are read."""
+    cache = KVCache(3, H, 3 * D, D, dtype=kind)
+    k = drawn(rng, 3, H, 3, D)
+    cache.append(k, k)
+    k_scale, v_scale = (scale.reshape(k.shape) for scale in cache.scales())
+    for name, arrays in (
+        ("k", {"k": k_scale, "v": k}),
+        ("v", {"k": k, "v": v_scale}),
+        ("q", {"k": k, "v": k, "q": v_scale[..., ::-1]}),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} .* shares memory with the cache"):
+            cache.append(**arrays)
+    cache.append(k_scale.copy(), v_scale.copy())
+    np.testing.assert_array_equal(cache.host_lengths, [6, 6, 6])
+
+
 def test_refused(rng: np.random.Generator, empty: Any) -> None:
     cache: Any = empty(dtype="fp8", layers=2)
     k, v, q = drawn(rng, 3, H, 9, D), drawn(rng, 3, H, 9, DV), drawn(rng, 3, 2 * H, 9, D)

@@ -212,11 +212,9 @@ def test_queries_that_see_no_key_have_no_log_sum_exp(
 
 
 def test_a_reorder_that_fails_moves_no_mean(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    rng: np.random.Generator, empty: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = PagedKVCache(9, 16, 3, H, D, dtype="int8", smooth=True)
-    for _ in range(3):
-        cache.allocate()
+    cache = empty(dtype="int8", smooth=True)
     k = np.arange(3, dtype=np.float32)[:, None, None, None] + drawn(rng, H, 5, offsets=True)
     cache.append(k, k)
     before = cache.dequantize(dtype="float32")[0]

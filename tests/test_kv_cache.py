@@ -862,6 +862,32 @@ def test_what_cannot_be_sent_has_changed_nothing(
     assert cache.free_pages == 6
 
 
+@pytest.mark.parametrize("rows", [[2, 0, 1], [0, 0, 0]])
+def test_a_reorder_that_cannot_be_sent_has_copied_nothing(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, rows: list[int]
+) -> None:
+    """Rows of a cache without pages are copied when their lengths are on their way."""
+    cache = KVCache(3, H, 20, D, head_dim_v=DV, dtype="float32", layers=2)
+    k, v = drawn(rng, 3, H, 6, D), drawn(rng, 3, H, 6, DV)
+    cache.extend([6, 4, 2])
+    for layer in range(2):
+        cache.write(k, v, layer=layer)
+    before = copy.deepcopy(cache)
+
+    def fail(_: Store) -> None:
+        patch.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "send", fail)
+        with pytest.raises(MemoryError):
+            cache.reorder(rows)
+    for layer in range(2):
+        for i in range(3):
+            for got, expected in zip(held(cache, i, layer), held(before, i, layer), strict=True):
+                np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize(
     ("page_size", "dtype"), [*((n, "float32") for n in (1, 4, 16)), (16, "fp8")]
 )

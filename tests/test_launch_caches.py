@@ -245,6 +245,15 @@ def test_tokens_of_a_kind_are_checked_once(
     cache.write(k, v, q=q)
 
 
+def test_views_of_scales_are_not_taken(rng: np.random.Generator) -> None:
+    _, cache = both(paged=False, rotary=False, dtype="int8", layers=1)
+    k = on_gpu(drawn(rng, "float32", 3, H, 3, D))
+    own = [scale.view_of(scale.host.reshape(k.shape)) for scale in cache.scales()]
+    for name, arrays in (("k", (own[0], k)), ("v", (k, own[1]))):
+        with pytest.raises(ValueError, match=f"^{name} .* shares memory with the cache"):
+            cache.append(*arrays)
+
+
 def test_what_is_sent_is_not_what_the_host_has_by_then(gpu: Gpu) -> None:
     """A copy that is pending has memory of its own, which later ones take again."""
     taken: list[int] = []

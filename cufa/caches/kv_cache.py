@@ -108,8 +108,7 @@ class KVCache(Cache):
         arguments = locals()
         sequences = check_size("sequences", sequences)
         capacity = check_size("capacity", capacity, MAX_KEYS)
-        shape = {"sequences": sequences, "heads_kv": heads_kv, "capacity": capacity}
-        super().__init__(made(arguments, shape, sequences, capacity), slice(0, sequences))
+        super().__init__(made(arguments, sequences, capacity), slice(0, sequences))
 
     def fork(self, sequence: int) -> int:
         """Copy the tokens of a sequence to the first one that has none.

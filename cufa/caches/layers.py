@@ -46,14 +46,12 @@ class Layer:
     def __init__(self, store: Store, rows: slice, number: int) -> None:
         self._store, self._sequences = store, rows.stop - rows.start
         whole = store.k, store.v, store.k_scale, store.v_scale
-        arrays = [x if x is None else x[number] for x in whole]
-        if store.pages is None:
-            arrays = [x if x is None else x[rows] for x in arrays]
-        self.k, self.v, *scales = arrays
+        place = (number, rows) if store.pages is None else number
+        self.k, self.v, *scales = (x if x is None else x[place] for x in whole)
         self.k_scale, self.v_scale = (
             x if x is None or store.layout == "bhsd" else x.swapaxes(1, 2) for x in scales
         )
-        self.k_mean = None if store.k_mean is None else store.k_mean[number, rows]
+        self.k_mean: Array = None if store.k_mean is None else store.k_mean[number, rows]
         starts, self.lengths = store.device[0, rows], store.device[1, rows]
         self.block_table = None if store.table is None else store.table[rows]
         self.written = store.written[number, rows]
@@ -74,15 +72,14 @@ class Layer:
             As in `Layers.dequantize`, checked.
         """
         store, held = self._store, self._held
-        found = []
-        kept = (held.k_cache, held.k_scale, held.k_mean), (held.v_cache, held.v_scale, None)
-        for values, scales, mean in kept:
-            sizes = (self._sequences, *values.shape[1:2], length)
-            ordered = sizes if store.layout == "bhsd" else (sizes[0], length, sizes[1])
-            dim = values.shape[3]
-            whole = store.xp.empty((*ordered, whole_chunks(dim, 1)), dtype)
+        k = Held(held.k_cache, held.k_scale, self.block_table, held.k_mean)
+        v = Held(held.v_cache, held.v_scale, self.block_table)
+        heads, found = store.shape[1], []
+        for its in (k, v):
+            rows = (heads, length) if store.layout == "bhsd" else (length, heads)
+            dim = its.values.shape[3]
+            whole = store.xp.empty((self._sequences, *rows, whole_chunks(dim, 1)), dtype)
             out = as_bhsd(whole, store.layout)
-            its = Held(values, scales, self.block_table, mean)
             if store.xp is np:
                 cpu_expand.expand(its, out[..., :dim])
             else:
@@ -101,10 +98,8 @@ class Layer:
         scale : float
             The factor of scores.
         """
-        view = as_bhsd(q, self._store.layout)
-        mean: Array = self.k_mean
         add = cpu_expand.add_mean if self._store.xp is np else launch_mean.add_mean
-        add(lse, view, mean, scale)
+        add(lse, as_bhsd(q, self._store.layout), self.k_mean, scale)
 
 
 class Layers(Sequences):

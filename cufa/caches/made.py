@@ -19,7 +19,6 @@ from cufa.specs import MAX_HEAD_DIM
 
 def made(
     arguments: Mapping[str, Any],
-    shape: Mapping[str, int],
     sequences: int,
     capacity: int,
     pages: Pages | None = None,
@@ -29,21 +28,20 @@ def made(
     Parameters
     ----------
     arguments : mapping
-        The arguments `head_dim`, `head_dim_v`, `dtype`, `smooth`, `layers`, `layout`, `rotary` and
-        `xp` of `KVCache`, by name.
-    shape : mapping
-        Sizes of a layer but for the head dim, by name.
+        The arguments `heads_kv`, `head_dim`, `head_dim_v`, `dtype`, `smooth`, `layers`, `layout`,
+        `rotary` and `xp` of `KVCache`, by name.
     sequences : int
     capacity : int
         Tokens of the longest sequence.
     pages : Pages, optional
+        All of them are free.
     """
     check_layout(arguments["layout"])
-    sizes = tuple(check_size(name, n) for name, n in shape.items())
+    blocks, keys = (sequences, capacity) if pages is None else (pages.free, pages.page_size)
+    sizes = blocks, check_size("heads_kv", arguments["heads_kv"]), keys
     head_dim = check_size("head_dim", arguments["head_dim"], MAX_HEAD_DIM)
-    head_dim_v = head_dim
-    if arguments["head_dim_v"] is not None:
-        head_dim_v = check_size("head_dim_v", arguments["head_dim_v"], MAX_HEAD_DIM)
+    head_dim_v = head_dim if arguments["head_dim_v"] is None else arguments["head_dim_v"]
+    head_dim_v = check_size("head_dim_v", head_dim_v, MAX_HEAD_DIM)
     layers, xp = check_size("layers", arguments["layers"]), arguments["xp"]
     rotary = arguments["rotary"]
     check_module(xp)

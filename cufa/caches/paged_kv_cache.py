@@ -92,19 +92,14 @@ class PagedKVCache(Cache):
         sequences = check_size("sequences", sequences)
         width = check_size("pages_per_sequence", width)
         capacity = check_size("pages_per_sequence * page_size", width * page_size, MAX_KEYS)
-        shape = {"pages": pages, "heads_kv": heads_kv, "page_size": page_size}
         tables = Pages(pages, page_size, sequences, width)
-        super().__init__(made(arguments, shape, sequences, capacity, tables), slice(0, sequences))
+        super().__init__(made(arguments, sequences, capacity, tables), slice(0, sequences))
 
     @property
     def free_pages(self) -> int:
         """Pages that no sequence uses."""
-        return self._bookkeeping.free
-
-    @property
-    def _bookkeeping(self) -> Pages:
         assert self._store.pages is not None
-        return self._store.pages
+        return self._store.pages.free
 
     def allocate(self) -> int:
         """Take the lowest free number for a new, empty sequence.

@@ -157,8 +157,7 @@ class Pages:
     def move_back(self, before: Sequence[tuple[int, list[int]]]) -> None:
         """Undo what `move` has done."""
         for target, pages in before:
-            for page in self._pages(target):
-                self._users[page] -= 1
+            self._drop(self._pages(target))  # which others use, too
             self._fill(target, pages)
 
     def release(self, before: Sequence[tuple[int, list[int]]]) -> None:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from cufa.arrays import Array
 from cufa.caches.counts import Counts, counts_of, integers
 from cufa.caches.full import CacheFullError
 from cufa.caches.store import Store
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _SHOWN = 16  # lengths
 
@@ -43,7 +40,7 @@ class Sequences:
         self.__dict__.update(state)
         self._look()
 
-    def __copy__(self) -> Self:
+    def __copy__(self) -> Sequences:
         """Return a copy that shares nothing with this cache, as `copy.deepcopy` does."""
         return copy.deepcopy(self)
 

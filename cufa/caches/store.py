@@ -86,12 +86,10 @@ class Store:
         self._bases = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
-        self._scales = []
-        if self.kind is not None:
-            self._scales = [xp.zeros((layers, *shape), np.float32) for _ in head_dims]
-        self._means = None
-        if smooth:
-            self._means = xp.zeros((layers, sequences, shape[1], head_dims[0]), np.float32)
+        scaled = () if self.kind is None else head_dims
+        self._scales = [xp.zeros((layers, *shape), np.float32) for _ in scaled]
+        of_means = layers, sequences, heads, head_dims[0]
+        self._means = xp.zeros(of_means, np.float32) if smooth else None
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.
         self.in_use = np.full(sequences, pages is None)
@@ -105,12 +103,11 @@ class Store:
         self.k, self.v = (
             base[..., :d] for base, d in zip(self._bases, self.head_dims, strict=True)
         )
-        self.k_scale: Array
-        self.v_scale: Array
-        self.k_scale, self.v_scale = self._scales or (None, None)
+        scales: Any = self._scales or (None, None)
+        self.k_scale, self.v_scale = scales
         self.k_mean = self._means
-        starts = [address_of(base) for base in self._bases]
-        self._spans = [(at, at + base.nbytes) for at, base in zip(starts, self._bases, strict=True)]
+        own = *self._bases, *self._scales
+        self._spans = [(at := address_of(array), at + array.nbytes) for array in own]
         self._outbox = Outbox()
         self.device: Array = self.host if xp is np else xp.zeros(self.host.shape, np.int32)
         self.table: Array = None
@@ -176,10 +173,9 @@ class Store:
             )
 
     def owns(self, array: Array) -> bool:
-        """Whether an array is a view of keys or values."""
+        """Whether an array is a view of keys, values or scales."""
         address = address_of(array)
-        (k_first, k_end), (v_first, v_end) = self._spans
-        return k_first <= address < k_end or v_first <= address < v_end
+        return any(first <= address < end for first, end in self._spans)
 
     def copy_pages(self, plan: Sequence[Taken]) -> None:
         """Copy the pages of all layers that will no longer be shared."""

@@ -59,6 +59,8 @@ class Writer:
     def __init__(self, store: Store, rows: slice, number: int, held: Tokens) -> None:
         self._store, self._rows, self._number, self._held = store, rows, number, held
         self._sequences = rows.stop - rows.start
+        written = held.k_cache, held.v_cache, held.k_scale, held.v_scale
+        self._own = [array for array in written if array is not None]
         self._addresses = () if store.xp is np else launch.addresses(held)[4:]
         self._launches: dict[Key | None, PreparedLaunch | Launches] = {}
 
@@ -91,10 +93,9 @@ class Writer:
             tokens = held._replace(
                 **{n: x if x is None else as_bhsd(x, store.layout) for n, x in arrays.items()}
             )
-            if store.xp is np:
-                return NewTokens(partial(cpu.append, tokens), seq, result)
-            if not k.size:
-                return NewTokens(partial(launch.append, tokens), seq, result)
+            if store.xp is np or not k.size:
+                append = cpu.append if store.xp is np else launch.append
+                return NewTokens(partial(append, tokens), seq, result)
             known, kind = launch.prepared(tokens), launch.kind_of(k, v, q)
             if kind is not None:
                 remember(self._launches, kind, known, _KINDS)
@@ -172,8 +173,7 @@ class Writer:
         for name, array in (("k", k), ("v", v), ("q", q)):
             if array is None or not self._store.owns(array):
                 continue
-            view = as_bhsd(array, self._store.layout)
-            if overlap(view, self._held.k_cache) or overlap(view, self._held.v_cache):
+            if any(overlap(array, own) for own in self._own):
                 raise ValueError(
                     f"{name} (shape {array.shape}) shares memory with the cache, where it would "
                     "change while it is read: give a copy"
