@@ -13,6 +13,7 @@ from reference import DTYPES
 from test_append import INSTANCES, on_gpu_rotary
 
 import cufa
+from cufa.caches.store import Store
 from cufa.caches.writer import Writer
 from cufa.compiler import jit
 from cufa.specs.instance import Instance
@@ -290,3 +291,28 @@ def test_a_device_that_fails_has_the_lengths_of_before(
     np.testing.assert_array_equal(cache.lengths.get(), [3, 3, 0])
     cache.append(k, v)
     np.testing.assert_array_equal(cache.lengths.get(), [6, 6, 0])
+
+
+def test_a_copy_that_fails_leaves_the_lengths_of_before(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are copied when lengths have been sent, which are sent back then."""
+    caches = both(paged=False)
+    k, v = (drawn(rng, "float32", 3, H, 6, D) for _ in range(2))
+    for cache in caches:
+        put = np.asarray if cache is caches[0] else on_gpu
+        cache.extend([6, 3, 0])
+        for layer in range(2):
+            cache.write(put(k), put(v), layer=layer)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_copy_rows", fail)
+        with pytest.raises(MemoryError):
+            caches[1].reorder([1, 2, 0])
+    assert_same(*caches)
+    for cache in caches:
+        cache.reorder([1, 2, 0])
+    assert_same(*caches)

@@ -95,9 +95,8 @@ class Cache(Layers):
         if counts is not None and chosen.max(initial=0) > new.seq:
             raise ValueError(f"counts: {chosen.max()} of {new.seq} tokens cannot be appended")
         self._store.check_written(0, self._rows)
-        with self._extended(chosen):
-            new.run()
-            held.written[...] = self._ends
+        self._extend(chosen, new.run)
+        held.written[...] = self._ends
         return new.q
 
     @overload
@@ -156,7 +155,7 @@ class Cache(Layers):
             self._store.is_captured = True
             return new.q
         if (len(self) and not most) or held.written.tobytes() != self._starts.tobytes():
-            held.writer.refuse(new.seq)
+            held.writer.check_new(new.seq)
         new.run()
         held.written[...] = self._ends
         return new.q

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -114,12 +113,10 @@ class Sequences:
         `write` and `decode` until `truncate` has removed them.
         """
         self._store.refuse_capture("extend")
-        with self._extended(self._counts("counts", counts)):
-            pass
+        self._extend(self._counts("counts", counts))
 
-    @contextmanager
-    def _extended(self, counts: np.ndarray) -> Iterator[None]:
-        """Make room for new tokens; take it back if the block fails."""
+    def _extend(self, counts: np.ndarray, write: Callable[[], None] | None = None) -> None:
+        """Make room for new tokens, and write them; take the room back if this fails."""
         store, first = self._store, self._rows.start
         ends = self._ends + counts
         undo = None
@@ -143,7 +140,8 @@ class Sequences:
             self._starts[...] = self._ends
             self._ends[...] = ends
             store.send()
-            yield
+            if write is not None:
+                write()
 
     def truncate(self, lengths: Counts) -> None:
         """Forget the last tokens of each sequence, as when speculated ones are not accepted.

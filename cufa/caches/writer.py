@@ -105,7 +105,7 @@ class Writer:
         run = partial(known, k.data.ptr, v.data.ptr, q_at, turned_at, *self._addresses)
         return NewTokens(run, seq, result, (k, v, q))
 
-    def refuse(self, n: int) -> None:
+    def check_new(self, n: int) -> None:
         """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
         store, layer, first = self._store, self._number, self._rows.start
         starts, ends = store.host[:, self._rows]
