@@ -33,7 +33,13 @@ class Fake:
         self.fail = False
 
     def __call__(
-        self, problems: Iterable[Problem], *, jobs: int | None, progress: Any, on_problem: Any
+        self,
+        problems: Iterable[Problem],
+        *,
+        backward: bool,
+        jobs: int | None,
+        progress: Any,
+        on_problem: Any,
     ) -> Tuning:
         """Return the tuning, or be interrupted."""
         self.problems = list(problems)

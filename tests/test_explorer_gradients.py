@@ -92,8 +92,8 @@ def test_tiles() -> None:
 
 def test_tiles_of_two_kernels_stay_of_one_size() -> None:
     h200 = devices.named("h200")
-    wide = Problem.of_shapes(*[(1, 2, 300, 256)] * 3, dtype="bfloat16")
-    planned, *others = variants(wide, h200, {"stages": (2, 3)})
+    wide = Problem.of_shapes(*[(1, 2, 300, 192)] * 3, dtype="bfloat16")
+    planned, *others = variants(wide, h200, {"stages": (3, 4)})
     assert planned.kernel == "bwd_dq_wgmma"
     assert {(v.bm, v.bn) for v in others} == {(planned.bm, planned.bn)}
 

@@ -152,7 +152,9 @@ def test_nothing_to_measure(played: list[PlayedStage]) -> None:
 
 
 def test_duel(played: list[PlayedStage]) -> None:
-    found = duel_of(PROBLEM, H200, (variant_of(16), b"right 3.0"), (variant_of(32), b"right 2.0"))
+    found = duel_of(
+        Subject(PROBLEM, H200), (variant_of(16), b"right 3.0"), (variant_of(32), b"right 2.0")
+    )
     assert found == (3.0, 2.0, 1.5)
     assert played[0].rest_s == 0
 
@@ -246,7 +248,7 @@ def test_given_arrays_on_a_gpu(cupy: Any) -> None:
     row = run_on(device, problem, cubins, Operands(q, k, v, None)).rows[variant]
     assert (row.correct, row.error) == (True, None)
     pair = variant, cubins[variant]
-    assert min(duel_of(problem, device, pair, pair)) > 0
+    assert min(duel_of(Subject(problem, device), pair, pair)) > 0
 
 
 @pytest.mark.gpu

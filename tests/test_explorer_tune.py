@@ -23,6 +23,7 @@ from cufa.explorer.race import Duel
 from cufa.explorer.run import Progress
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.standard import standard_problems
+from cufa.explorer.subject import Subject
 from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
 from cufa.planner.plan import Plan, plan_tiles
@@ -89,8 +90,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
                 return f"error {world.errors[variant]}"
             return f"right {world.us.get(variant, 500.0) / 1e3}"
 
-    def duel_of(problem: Problem, device: Device, first: Contestant, second: Contestant) -> Duel:
-        ratio = world.ratios.get((problem, second[0]), 1.0)
+    def duel_of(subject: Subject, first: Contestant, second: Contestant) -> Duel:
+        ratio = world.ratios.get((subject.problem, second[0]), 1.0)
         return Duel(0.2, 0.2 / ratio, ratio)
 
     def compile_all(variants: list[Variant], arch: str, jobs: int | None) -> Iterator[Built]:

@@ -24,6 +24,7 @@ from cufa.planner.backward import BackwardPlan
 from cufa.planner.backward_model import explained
 from cufa.problem.extras import arrays_of
 from cufa.problem.parse_backward import TENSORS, Gradients, check_wrt
+from cufa.tuned import user_table
 
 
 def explain_backward(
@@ -99,6 +100,5 @@ def explain_backward(
         bias=bias if "bias" in wrt else None,
         read={name: array for name, array in read.items() if name in wrt},
     )
-    return explained(
-        problem, device, wrt, deterministic, wanted=wanted_of(problem, sums, len(q.shape))
-    )
+    wanted, table = wanted_of(problem, sums, len(q.shape)), user_table(device)
+    return explained(problem, device, wrt, deterministic, wanted=wanted, table=table)

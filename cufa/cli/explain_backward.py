@@ -14,6 +14,7 @@ from cufa.planner.backward_model import explained
 from cufa.problem.parse_backward import TENSORS
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
+from cufa.tuned import user_table
 
 _MEANING = {
     "head_dim": "columns of Q, K, dQ and dK",
@@ -33,7 +34,7 @@ def wrt_of(problem: Problem) -> tuple[str, ...]:
 
 def planned(problem: Problem, device: Device, deterministic: bool) -> BackwardPlan:
     """Return the plan of all gradients of a problem."""
-    return explained(problem, device, wrt_of(problem), deterministic)
+    return explained(problem, device, wrt_of(problem), deterministic, table=user_table(device))
 
 
 def show(problem: Problem, device: Device, deterministic: bool) -> None:
@@ -53,6 +54,7 @@ def show(problem: Problem, device: Device, deterministic: bool) -> None:
             *rows,
             ("sums of dq", order),
             ("workspace", f"{4 * found.workspace_words} bytes of global memory"),
+            ("reason", found.reason),
             *((("expected", _us(sum(found.expected_us))),) if found.expected_us else ()),
         ]
     )

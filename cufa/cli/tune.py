@@ -10,6 +10,7 @@ Examples
 --q 4,32,4096,128 --k 4,8,4096,128 --dtype bfloat16 --causal
 --q 1,16,8192,256 --dtype bfloat16 --causal --softcap 50
 --standard --dtype bfloat16 --json tuned.json
+--q 4,32,4096,128 --dtype bfloat16 --causal --backward
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def add(parser: Parser) -> None:
     add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
     add_masks(group)
     add_scores(group)
+    add_flag(parser, "--backward", "tune the gradients, for cufa.attention_backward")
     add_jobs(parser)
     add_flag(parser, "--dry-run", "keep nothing, only print")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
@@ -62,7 +64,13 @@ def run(options: argparse.Namespace) -> int:
     interrupted = False
     try:
         with watch() as show:
-            tuning = tune(problems, jobs=options.jobs, progress=show, on_problem=show.begin_problem)
+            tuning = tune(
+                problems,
+                backward=options.backward,
+                jobs=options.jobs,
+                progress=show,
+                on_problem=show.begin_problem,
+            )
     except Interrupted as stop:
         tuning, interrupted = stop.tuning, True
         print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)

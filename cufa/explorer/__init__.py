@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,15 @@ from cufa.checks import check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
-from cufa.explorer.gradients import variants as gradient_variants
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.score_inputs import ScoreInputs
-from cufa.explorer.space import Space, checked_kernels, checked_space, variants
+from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
 from cufa.features.expression.tracing import trace
 from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import arrays_of
 from cufa.problem.problem import Problem, checked
-from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.variant import Variant
 
 _DEFAULTS: dict[str, Any] = {
     name: each.default
@@ -145,13 +142,12 @@ def explore(
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     check_flag("backward", backward)
-    chosen: list[Variant] = []
-    if backward:
-        chosen += _of_gradients(q, problem, target, kernels, space)
-    else:
-        chosen += variants(problem, target, kernels, space)
+    if backward and operands is not None:
+        raise ValueError("backward: give q as a Problem, whose arrays are random")
+    subject = (GradientsOf if backward else Subject)(problem, target)
+    chosen = subject.variants(kernels, space)
     optional.cupy()
-    run = Run((GradientsOf if backward else Subject)(problem, target), jobs, progress)
+    run = Run(subject, jobs, progress)
     try:
         run.build(chosen)
         if timed:
@@ -159,24 +155,6 @@ def explore(
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
-
-
-def _of_gradients(
-    q: Problem | Array,
-    problem: Problem,
-    device: Device,
-    kernels: list[str] | None,
-    space: Space | None,
-) -> list[BackwardVariant]:
-    """Return the variants of gradients to explore."""
-    if not isinstance(q, Problem):
-        raise ValueError("backward: give q as a Problem, whose arrays are random")
-    if kernels is not None:
-        raise ValueError("kernels: a dtype has one kernel of gradients: leave them out")
-    values = {} if space is None else space
-    if not isinstance(values, Mapping):
-        raise TypeError("space: with backward it must map template arguments to values")
-    return gradient_variants(problem, device, checked_space(values))
 
 
 def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:

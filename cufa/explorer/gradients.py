@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from cufa.explorer.clock import Call
 from cufa.explorer.formula import rounding_noise, scores_of, softmax
 from cufa.explorer.oracle import CHUNK_BYTES, Verdict, is_finite, product, sampled_heads
 from cufa.explorer.score_inputs import ScoreInputs
+from cufa.explorer.space import Space, checked_space
 from cufa.explorer.stage import Stage
 from cufa.explorer.subject import Judge, Subject
 from cufa.features.dropout import Dropout, kept
@@ -24,22 +25,26 @@ from cufa.features.feature import Places
 from cufa.features.parts import ARRAYS
 from cufa.features.random_arrays import normal
 from cufa.launch import backward
+from cufa.planner.backward import BackwardPlan
 from cufa.planner.backward_model import explained, flops
+from cufa.planner.problem_class import ProblemClass, gradient_class
+from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.extras import Extras, all_axes
 from cufa.problem.parse_backward import TENSORS, Gradients, Results
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_FORMS, BACKWARD_KERNELS
+from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.variant import Variant
+from cufa.tuned import user_table
 
 _AXES = ("bm", "bn", "stages", "warps", "blocks_per_sm")
 _STEP = 2.0**-16
 """Step of differences in float64."""
 
 
-def planned(problem: Problem, device: Device) -> BackwardVariant:
-    """Return the variant that the planner takes for the products."""
-    return BackwardVariant(*explained(problem, device, TENSORS, deterministic=False).variant)
+def plan(problem: Problem, device: Device, table: Table | None) -> BackwardPlan:
+    """Return the plan of the gradients of q, k and v."""
+    return explained(problem, device, TENSORS, deterministic=False, table=table)
 
 
 def variants(
@@ -62,7 +67,7 @@ def variants(
     unknown = [name for name in space if name not in _AXES]
     if unknown:
         raise ValueError(f"space: {unknown[0]!r} is none of {', '.join(_AXES)}, of gradients")
-    first = planned(problem, device)
+    first = BackwardVariant(*plan(problem, device, user_table(device)).variant)
     tables = BACKWARD_KERNELS[first.kernel].tile_tables.values()
     shapes = [shape._asdict() for table in tables for tiles in table.values() for shape in tiles]
     tiles = [first, *(first._replace(**shape) for shape in shapes)]
@@ -70,9 +75,6 @@ def variants(
         dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())
     ]
     found = dict.fromkeys(tile._replace(**each) for tile in tiles for each in values)
-    form = next(form for form in BACKWARD_FORMS if first.kernel in (spec.name for spec in form))
-    if len(form) > 1:  # whose kernels have tiles of one size
-        found = {v: None for v in found if (v.bm, v.bn) == (first.bm, first.bn)}
     legal = [variant for variant in found if variant.illegal(device) is None]
     if not legal:
         raise ValueError(f"space: nothing legal is left on {device.name}")
@@ -86,15 +88,38 @@ class GradientsOf(Subject):
         """Return why a variant cannot run, or None if it can."""
         return variant.illegal(self.device)
 
+    def variants(self, kernels: Iterable[str] | None, space: Space | None) -> list[Variant]:
+        """Return the variants to explore: those of `variants`."""
+        if kernels is not None:
+            raise ValueError("kernels: a dtype has one kernel of gradients: leave them out")
+        values = {} if space is None else space
+        if not isinstance(values, Mapping):
+            raise TypeError("space: with backward it must map template arguments to values")
+        return [*variants(self.problem, self.device, checked_space(values))]
+
     def expected(self, variants: Collection[Variant]) -> dict[Variant, float]:
         """Return the microseconds that are expected of the planner's choice, where known."""
-        plan = explained(self.problem, self.device, TENSORS, deterministic=False)
-        first = self.planned(())
-        return {first: sum(plan.expected_us)} if plan.expected_us and first in variants else {}
+        found = plan(self.problem, self.device, user_table(self.device))
+        first = BackwardVariant(*found.variant)
+        return {first: sum(found.expected_us)} if found.expected_us and first in variants else {}
 
     def planned(self, kernels: Collection[str]) -> Variant:
         """Return the planner's choice."""
-        return planned(self.problem, self.device)
+        return BackwardVariant(*plan(self.problem, self.device, user_table(self.device)).variant)
+
+    def usual(self) -> Variant:
+        """Return the planner's choice without the user's table."""
+        return BackwardVariant(*plan(self.problem, self.device, None).variant)
+
+    def key(self) -> ProblemClass:
+        """Return the class that a tuned table has the gradients in."""
+        found = plan(self.problem, self.device, None)
+        head_dims = found.variant.head_dim, found.variant.head_dim_v
+        return gradient_class(found.problem, self.device, head_dims)
+
+    def variant_of(self, entry: Entry) -> Variant:
+        """Return the instantiation of an entry of a tuned table; it may be illegal."""
+        return self.usual()._replace(kernel=entry.kernel, **entry.shape._asdict())
 
     def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
         """Return the problem on the current GPU."""

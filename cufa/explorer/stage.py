@@ -14,6 +14,7 @@ from cufa.explorer import ceilings
 from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.race import Duel, duel
 from cufa.explorer.score_inputs import ScoreInputs, drawn
+from cufa.explorer.subject import Subject
 from cufa.explorer.work import memory_bound
 from cufa.features.random_arrays import normal
 from cufa.launch.loaded import LoadedKernel
@@ -142,11 +143,9 @@ def free_memory() -> None:
     cupy.get_default_memory_pool().free_all_blocks()
 
 
-def duel_of(
-    problem: Problem, device: Device, first: tuple[Variant, bytes], second: tuple[Variant, bytes]
-) -> Duel:
-    """Time two variants of a problem, and their cubins, against each other on a warm card."""
-    stage = Stage(problem, None, device)
+def duel_of(subject: Subject, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
+    """Time two variants, and their cubins, against each other on a warm card."""
+    stage = subject.stage(None, None)
     calls = stage.ready(*first), stage.ready(*second)
     for call in calls:
         stage.run(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,9 +11,12 @@ from cufa.device import Device
 from cufa.explorer import build
 from cufa.explorer.oracle import Oracle, Verdict
 from cufa.explorer.score_inputs import ScoreInputs
+from cufa.explorer.space import Space, variants
 from cufa.explorer.work import flops, nbytes
 from cufa.planner.plan import plan_tiles
+from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import times
+from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
@@ -45,6 +48,10 @@ class Subject:
         """Return why a variant cannot run, or None if it can."""
         return build.refusal(self.problem, variant, self.device)
 
+    def variants(self, kernels: Iterable[str] | None, space: Space | None) -> list[Variant]:
+        """Return the variants to explore, as `cufa.explorer.space.variants`."""
+        return variants(self.problem, self.device, kernels, space)
+
     def expected(self, variants: Collection[Variant]) -> dict[Variant, float]:
         """Return the microseconds that are expected of variants, as far as they are known."""
         found: dict[Variant, float] = {}
@@ -62,6 +69,18 @@ class Subject:
             with suppress(ValueError):  # one that cannot run the problem
                 return plan_tiles(self.problem, self.device, kernel, table).variant
         return usual
+
+    def usual(self) -> Variant:
+        """Return the planner's choice without the user's table."""
+        return plan_tiles(self.problem, self.device).variant
+
+    def key(self) -> ProblemClass:
+        """Return the class that a tuned table has the problem in."""
+        return problem_class(self.problem, self.device)
+
+    def variant_of(self, entry: Entry) -> Variant:
+        """Return the instantiation of an entry of a tuned table; it may be illegal."""
+        return entry.variant(self.problem, self.device)
 
     def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
         """Return the problem on the current GPU, with arrays as in `Run.measure`."""

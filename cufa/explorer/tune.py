@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 
 from cufa import device as devices
 from cufa import tuned
+from cufa.checks import check_flag
 from cufa.device import Device
+from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.score_inputs import DRAWN
-from cufa.explorer.space import Space, checked_kernels, variants
+from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.stage import duel_of, free_memory
 from cufa.explorer.subject import Subject
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.features.feature import Reading
-from cufa.planner.plan import plan_tiles
-from cufa.planner.problem_class import ProblemClass, problem_class
+from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
 from cufa.specs.tile_shape import TileShape
@@ -157,6 +158,7 @@ def tune(
     jobs: int | None = None,
     progress: Callable[[Progress], None] | None = None,
     on_problem: Callable[[int, int, Problem], None] | None = None,
+    backward: bool = False,
 ) -> Tuning:
     """Time variants for problems on the current GPU, and find what to run for each class of them.
 
@@ -174,6 +176,8 @@ def tune(
         Called with a `Progress` after each step of each problem's exploration.
     on_problem : callable, optional
         Called with the problems that were begun, their total, and the problem before each.
+    backward : bool
+        Tune the gradients by q, k and v instead: all launches of a call, whose sums have any order.
 
     Raises
     ------
@@ -184,13 +188,14 @@ def tune(
     """
     names = checked_kernels(kernels)
     check_options(jobs, progress)
+    subject_of = GradientsOf if check_flag("backward", backward) else Subject
     distinct = list(dict.fromkeys(map(_known, problems)))
     device = devices.current()
     classes: dict[ProblemClass, dict[Problem, Variant]] = {}
     for problem in distinct:
-        key = problem_class(problem, device)
-        classes.setdefault(key, {})[problem] = plan_tiles(problem, device).variant
-    tuner = _Tuner(Tuning(device), names, space, jobs, progress)
+        subject = subject_of(problem, device)
+        classes.setdefault(subject.key(), {})[problem] = subject.usual()
+    tuner = _Tuner(Tuning(device), subject_of, names, space, jobs, progress)
     begun = 0
     try:
         for key, planned in classes.items():
@@ -222,6 +227,7 @@ class _Tuner:
     """Explores problem after problem, and keeps what was compiled for the ones to come."""
 
     tuning: Tuning
+    subject_of: type[Subject]
     kernels: list[str] | None
     space: Space | None
     jobs: int | None
@@ -231,9 +237,9 @@ class _Tuner:
 
     def explore(self, problem: Problem, planned: Variant) -> dict[Entry, float]:
         """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
-        device = self.tuning.device
-        chosen = [planned, *variants(problem, device, self.kernels, self.space)]
-        run = Run(Subject(problem, device), self.jobs, self.progress, self.compiled)
+        subject = self.subject_of(problem, self.tuning.device)
+        chosen = [planned, *subject.variants(self.kernels, self.space)]
+        run = Run(subject, self.jobs, self.progress, self.compiled)
         run.build(list(dict.fromkeys(chosen)))
         try:
             if self.lost is not None:
@@ -253,7 +259,7 @@ class _Tuner:
         return {
             entry_of(v): row.median_us
             for v, row in run.rows.items()
-            if row.median_us is not None and entry_of(v).variant(problem, device) == v
+            if row.median_us is not None and subject.variant_of(entry_of(v)) == v
         }
 
     def decide(
@@ -290,12 +296,13 @@ class _Tuner:
 
     def _duel(self, row: Tuned, entry: Entry) -> Tuned:
         """Return the row with another winner, timed against the planned variant."""
-        winner = entry.variant(row.problem, self.tuning.device)
+        subject = self.subject_of(row.problem, self.tuning.device)
+        winner = subject.variant_of(entry)
         if winner == row.planned:
             return row
         first, second = ((v, self.compiled[v][1]) for v in (row.planned, winner))
         try:
-            ms, winner_ms, ratio = duel_of(row.problem, self.tuning.device, first, second)
+            ms, winner_ms, ratio = duel_of(subject, first, second)
         finally:
             free_memory()
         us, winner_us = 1e3 * ms, 1e3 * winner_ms

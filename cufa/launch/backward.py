@@ -26,6 +26,7 @@ from cufa.specs.backward import MAPPED, parameter
 from cufa.specs.structs import numbers_of
 from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
+from cufa.tuned import user_table
 
 _PREPARED = 128  # calls that are remembered
 
@@ -272,7 +273,8 @@ def _prepare(
     positive = problem._replace(scale=abs(problem.scale), returns_lse=True)
     wrt, more, deterministic, forced = asked
     maps = all(_has_map(problem, name, strides[name]) for name in MAPPED)
-    plan = backward_plan(positive, device, wrt, deterministic, maps, forced, more)
+    table = user_table(device)
+    plan = backward_plan(positive, device, wrt, deterministic, maps, forced, more, table)
     reads = plan.problem.reads
     numbers = placed(reads, ndim, plan.problem.sizes, extras) if reads else ()
     launches = []

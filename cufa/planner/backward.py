@@ -10,9 +10,12 @@ from cufa.device import Device
 from cufa.features.parts import part_named
 from cufa.features.sinks import Sinks
 from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
+from cufa.planner.problem_class import gradient_class
+from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
 from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, BackwardSpec, around
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 from cufa.specs.template_arguments import TemplateArguments
 
@@ -65,6 +68,8 @@ class BackwardPlan(NamedTuple):
     expected_us : tuple of float
         For `explain_backward`: how many microseconds each step would take on an H200;
         empty where that is not known.
+    reason : str
+        Where the variant comes from.
     """
 
     variant: TemplateArguments
@@ -84,6 +89,7 @@ class BackwardPlan(NamedTuple):
     chains: Chains | None = None
     cleared: tuple[int, int] = (0, 0)
     expected_us: tuple[float, ...] = ()
+    reason: str = ""
 
     def __str__(self) -> str:
         """One line."""
@@ -91,7 +97,7 @@ class BackwardPlan(NamedTuple):
             f"{step.instance} grid={step.grid} block={step.threads} smem={step.instance.smem_bytes}"
             for step in self.steps
         )
-        return f"{steps}; workspace={_WORD * self.workspace_words}"
+        return f"{steps}; {self.reason}; workspace={_WORD * self.workspace_words}"
 
     @property
     def key_blocks(self) -> int:
@@ -117,6 +123,18 @@ def _variant(
         score=problem.score,
         kv=problem.kv,
     )
+
+
+def _by_table(
+    problem: Problem, device: Device, table: Table, usual: TemplateArguments
+) -> TemplateArguments | None:
+    """Return what a table says in place of a kernel's usual tile, if that kernel can run it."""
+    key = gradient_class(problem, device, (usual.head_dim, usual.head_dim_v))
+    entry = table.entries.get(key)
+    if entry is None or entry.kernel != usual.kernel:
+        return None
+    variant = usual._replace(**entry.shape._asdict())
+    return variant if BackwardVariant(*variant).illegal(device) is None else None
 
 
 def _splits(spec: BackwardSpec, problem: Problem, device: Device, blocks: int) -> int:
@@ -151,6 +169,7 @@ def backward_plan(
     maps: bool = True,
     forced: TemplateArguments | None = None,
     wanted: Sequence[Wanted] = (),
+    table: Table | None = None,
 ) -> BackwardPlan:
     """Plan the gradients of a problem that is not empty.
 
@@ -168,6 +187,8 @@ def backward_plan(
         Arguments of a kernel of products, in place of what its spec says.
     wanted : sequence of Wanted
         A bias, and arrays that a `score_mod` reads, to differentiate by.
+    table : Table, optional
+        The table of this device. Its rows are for gradients by q, k and v at least, in any order.
     """
     problem = problem.without(Sinks)
     wants_dq = "q" in wrt
@@ -185,6 +206,11 @@ def backward_plan(
         else _variant(spec, problem, device, bool(wanted))
         for spec in form
     ]
+    reason = f"default for {problem.dtype}" if forced is None else "forced variant"
+    if table is not None and not (forced or deterministic or wanted) and {*"qkv"} <= {*wrt}:
+        tuned = _by_table(problem, device, table, variants[0])
+        if tuned is not None:
+            variants[0], reason = tuned, table.reason
     variant = variants[0]
     sums_dq = wants_dq and not any(spec.by_rows for spec in form)
     if problem.kv == "Varlen":  # see kernels/kv.cuh
@@ -240,4 +266,5 @@ def backward_plan(
         sums=arrays.sums,
         chains=arrays.chains,
         cleared=(start, start + arrays.words),
+        reason=reason,
     )

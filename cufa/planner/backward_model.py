@@ -9,6 +9,7 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import edges
 from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
+from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
 from cufa.specs.template_arguments import TemplateArguments
@@ -33,13 +34,15 @@ def explained(
     deterministic: bool,
     forced: TemplateArguments | None = None,
     wanted: Sequence[Wanted] = (),
+    table: Table | None = None,
 ) -> BackwardPlan:
     """Return a plan with the times that are expected of its steps; arguments as `backward_plan`.
 
     A problem may be empty: its plan has no launch.
     """
     problem = problem._replace(scale=abs(problem.scale), returns_lse=True)
-    plan = backward_plan(problem, device, wrt, deterministic, forced=forced, wanted=wanted)
+    asked = problem, device, wrt, deterministic
+    plan = backward_plan(*asked, forced=forced, wanted=wanted, table=table)
     if 0 in (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv):
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)
@@ -77,15 +80,14 @@ def flops(problem: Problem, bm: int = 0, bn: int = 0) -> float:
         Rows and keys of a tile. Tiles along an edge of what is seen are computed whole, so that
         half a tile counts in addition for each row there.
     """
-    n = problem.sequences if problem.kv == "Varlen" else 1
-    one = problem._replace(seq_q=-(-problem.seq_q // n), seq_kv=-(-problem.seq_kv // n))
+    one = problem.evened
     count = edges(problem.score)
     pairs = float(one.seq_q * one.seq_kv)
     if count:
         first, end = one.sees(slice(0, one.seq_q))
         along = count * one.seq_q * (bm + bn) / 2
         pairs = min(pairs, float((end - first).sum()) + along)
-    heads = n * problem.batch * problem.heads_q
+    heads = one.batch * one.heads_q
     return 2.0 * heads * pairs * (3 * problem.head_dim + 2 * problem.head_dim_v)
 
 

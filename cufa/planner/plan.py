@@ -107,8 +107,7 @@ def plan_tiles(
     if table is not None:
         variant = _by_table(problem, device, table, chosen if kernel is not None else None)
         if variant is not None:
-            forced = "" if kernel is None else "forced kernel, "
-            reason = f"{forced}tuned on {table.date} (user's table)"
+            reason = table.reason if kernel is None else f"forced kernel, {table.reason}"
             return _planned(problem, variant, _block(variant, device), device, reason)
     variant, _ = rules.choice_of(problem, device, chosen.name).of(problem.alike)
     return _planned(problem, variant, _block(variant, device), device, reason)

@@ -9,7 +9,7 @@ from cufa.dtypes import DTYPES
 from cufa.problem.problem import Problem
 from cufa.specs import default_kernel
 
-_TILE_ROWS = 128  # of the tiles that `ProblemClass.waves` counts
+_TILE = 128  # rows, or keys, of the tiles that `ProblemClass.waves` counts
 _SEQ_RANGE = (64, 16384)
 
 
@@ -20,12 +20,15 @@ class ProblemClass(NamedTuple):
     ----------
     element_bytes : int
     head_dim, head_dim_v : int
-        As compiled in the default kernel.
+        As compiled in the default kernel, or in the first kernel of the gradients.
     score : tuple of str
     seq_q, seq_kv : int
         A power of two, the problem's or the next; with a window, the most keys that a query sees.
     waves : int
-        Row tiles a multiprocessor: 0 up to a half, 1, 2, 4 up to that many, 8 for more.
+        Tiles a multiprocessor, of rows or, for gradients, of keys: 0 up to a half, 1, 2, 4 up to
+        that many, 8 for more.
+    backward : bool
+        Whether the tile is for the gradients by q, k and v.
     """
 
     element_bytes: int
@@ -35,6 +38,7 @@ class ProblemClass(NamedTuple):
     seq_q: int
     seq_kv: int
     waves: int
+    backward: bool = False
 
 
 def _seq_class(length: int) -> int:
@@ -52,7 +56,31 @@ def problem_class(problem: Problem, device: Device) -> ProblemClass:
     """
     kernel = default_kernel(problem.dtype, device)
     head_dims = kernel.padded(device, problem.head_dim, problem.head_dim_v)
-    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE_ROWS)
+    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // _TILE)
+    return _class_of(problem, device, head_dims, tiles)
+
+
+def gradient_class(problem: Problem, device: Device, head_dims: tuple[int, int]) -> ProblemClass:
+    """Return the class of the gradients of a problem on a device.
+
+    That of sequences of other lengths is that of as many sequences of the mean length.
+
+    Parameters
+    ----------
+    problem : Problem
+        As the kernels see it: with the log-sum-exp, and without sinks.
+    device : Device
+    head_dims : tuple of int
+        As compiled.
+    """
+    problem = problem.evened
+    tiles = problem.batch * problem.heads_kv * -(-problem.seq_kv // _TILE)
+    return _class_of(problem, device, head_dims, tiles)._replace(backward=True)
+
+
+def _class_of(
+    problem: Problem, device: Device, head_dims: tuple[int, int], tiles: int
+) -> ProblemClass:
     if 2 * tiles <= device.sm_count:
         waves = 0
     else:

@@ -60,6 +60,11 @@ class Table(NamedTuple):
     command: str
     entries: dict[ProblemClass, Entry]
 
+    @property
+    def reason(self) -> str:
+        """Why a plan has a variant of the table."""
+        return f"tuned on {self.date} (user's table)"
+
 
 _Fields = TypeVar("_Fields", ProblemClass, TileShape)
 

@@ -119,6 +119,9 @@ class BackwardSpec(NamedTuple):
         The element types that it takes.
     tile_tables : mapping
         Tiles by the least compute capability that they are for.
+    takes_tile : callable
+        Template arguments, all positive -> whether the kernel can share such a tile out among its
+        warps.
     shared_memory : callable
         Template arguments -> dynamic shared memory of a block, in bytes, by what it holds.
     archs : tuple of str, optional
@@ -148,6 +151,7 @@ class BackwardSpec(NamedTuple):
     name: str
     dtypes: tuple[str, ...]
     tile_tables: Mapping[int, Tiles]
+    takes_tile: Callable[[TemplateArguments], bool]
     shared_memory: Callable[[TemplateArguments], dict[str, int]] = shared_memory
     archs: tuple[str, ...] | None = None
     tma: bool = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 from cufa.device import Device
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.instance import Instance
+from cufa.specs.template_arguments import NUMBERS
 from cufa.specs.variant import Variant
 
 _RESERVED = 1024  # bytes of shared memory that CUDA takes for each block
+_MOST_THREADS = 1024  # of a block
 
 
 class BackwardVariant(Variant):
@@ -44,6 +46,8 @@ class BackwardVariant(Variant):
         """Say why this variant cannot run on a device, as `Variant.illegal`."""
         if self.kernel not in BACKWARD_KERNELS:
             return f"kernel must be one of {', '.join(BACKWARD_KERNELS)}, not {self.kernel!r}"
+        if min(getattr(self, name) for name in NUMBERS) < 1:
+            return "template arguments must be positive"
         if self.smem_bytes > device.smem_per_block:
             return (
                 f"{self.smem_bytes} bytes of shared memory are needed, {device.name} has "
@@ -54,4 +58,6 @@ class BackwardVariant(Variant):
             return f"{blocks} blocks do not fit in {device.smem_per_sm} bytes of shared memory"
         if blocks * self.threads > device.threads_per_sm:
             return f"{blocks} blocks have more than {device.threads_per_sm} threads"
+        if self.threads > _MOST_THREADS or not BACKWARD_KERNELS[self.kernel].takes_tile(self):
+            return f"{self.kernel} takes no such tile"
         return None

@@ -22,10 +22,15 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     }
 
 
+def _takes_tile(v: TemplateArguments) -> bool:
+    return v.stages > 2 and (v.bm, v.bn, v.warps, v.blocks_per_sm) == (128, 64, 12, 1)
+
+
 SPEC = BackwardSpec(
     "bwd_dq_wgmma",
     ("float16", "bfloat16"),
     {90: _TILES},
+    takes_tile=_takes_tile,
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,

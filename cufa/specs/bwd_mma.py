@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cufa.specs import bwd_block
 from cufa.specs.backward import BackwardSpec, Tiles
 from cufa.specs.tile_shape import TileShape
 
@@ -32,5 +33,6 @@ SPEC = BackwardSpec(
     "bwd_mma",
     ("float16", "bfloat16"),
     {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86},
+    takes_tile=lambda v: bwd_block.takes_tile(v, shares_from=320, least_columns=16),
     tflops=_TFLOPS,
 )

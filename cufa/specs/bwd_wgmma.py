@@ -29,6 +29,7 @@ SPEC = BackwardSpec(
     "bwd_wgmma",
     ("float16", "bfloat16"),
     {90: _TILES},
+    takes_tile=lambda v: v.bm in (64, 128) and (v.bn, v.warps, v.blocks_per_sm) == (128, 12, 1),
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,
