@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_cli import fields
+from test_cli_compile import Builder, builder
 
 from cufa import cli, device, tuned
 from cufa.cli import machine
 from cufa.explorer import Progress, Row
+from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.subject import Subject
 from cufa.explorer.tune import Interrupted, Tuned, Tuning
 from cufa.features.softcap import Softcap
 from cufa.planner.plan import plan_tiles
-from cufa.planner.problem_class import problem_class
 from cufa.problem.problem import Problem
 
 GPU = device.named("h200")
 Q = ("--q", "2,16,1024,64")
+
+__all__ = ["builder"]  # a fixture
 
 Captured = pytest.CaptureFixture[str]
 
@@ -44,18 +49,20 @@ class Fake:
         """Return the tuning, or be interrupted."""
         self.problems = list(problems)
         tuning = Tuning(GPU)
+        subject_of = GradientsOf if backward else Subject
         for done, problem in enumerate(self.problems):
             if done == self.stop_after:
                 raise Interrupted(tuning)
             on_problem(done, len(self.problems), problem)
-            planned = plan_tiles(problem, GPU).variant
-            winner = planned._replace(bn=96)
+            subject = subject_of(problem, GPU)
+            planned = subject.usual()
+            winner = planned._replace(**({"bm": 64} if backward else {"bn": 96}))
             progress(Progress("time", 1, 1, Row(winner, median_us=80.0)))
             if self.fail:
                 tuning.failures[problem] = "out of memory"
                 continue
-            key = problem_class(problem, GPU)
-            tuning.rows.append(Tuned(problem, key, planned, 100.0, winner, 80.0, 1.25))
+            row = Tuned(problem, subject.key(), planned, 100.0, winner, 80.0, 1.25)
+            tuning.rows.append(row)
         return tuning
 
 
@@ -111,6 +118,35 @@ def test_other_scores_are_kept_and_used(fake: Fake) -> None:
     chosen = plan_tiles(problem.having(Softcap(30.0)), GPU, table=tuned.user_table(GPU))
     assert chosen.variant == plan_tiles(problem, GPU).variant._replace(bn=96)
     assert plan_tiles(problem.without(Softcap), GPU, table=tuned.user_table(GPU)).variant.bn != 96
+
+
+def test_gradients_are_kept_beside_the_forward_pass(fake: Fake, capsys: Captured) -> None:
+    words = [*Q, "--causal"]
+    assert cli.main(["tune", *words]) == 0
+    assert cli.main(["tune", *words, "--backward"]) == 0
+    assert "bwd_wgmma 64x128 " in capsys.readouterr().out
+    table = tuned.load(tuned.user_path(GPU))
+    assert table is not None
+    assert sorted(key.backward for key in table.entries) == [False, True]
+    for how, tiles in (
+        ([], {"bm": "128", "bn": "96"}),
+        (["--backward"], {"bm": "64", "bn": "128"}),
+        (["--backward", "--deterministic"], {"bm": "128", "bn": "128"}),
+    ):
+        assert cli.main(["explain", *words, *how, "--gpu", "h200"]) == 0
+        out, _ = capsys.readouterr()
+        found = fields(out)
+        assert tiles == {name: found[name] for name in tiles}
+        assert ("user's table" in out) == ("--deterministic" not in how)
+    assert cli.main(["tune", *words, "--backward", "--dry-run", "--standard"]) == 2
+
+
+def test_kernels_of_tuned_gradients_are_compiled(fake: Fake, builder: Builder) -> None:
+    assert cli.main(["tune", *Q, "--causal", "--backward"]) == 0
+    compile_them = ["compile", "--gpu", "h200", "--for", Q[1], "--dtype", "float16", "--causal"]
+    assert cli.main([*compile_them, "--backward"]) == 0
+    (products,) = (each for each in builder.asked if each.kernel == "bwd_wgmma")
+    assert products.arguments[2] == 64
 
 
 def test_the_standard_table(fake: Fake) -> None:
@@ -189,3 +225,18 @@ def test_a_small_problem_on_a_gpu(
     assert row["planned_us"] > 0
     assert cli.main(["explain", *Q, "--causal"]) == 0
     assert row["winner"] in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_gradients_of_a_small_problem_on_a_gpu(capsys: Captured, tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    words = [*Q, "--causal"]
+    assert cli.main(["tune", *words, "--backward", "--json", str(target)]) == 0
+    (row,) = json.loads(target.read_text())["rows"]
+    assert row["class"]["backward"]
+    assert row["planned_us"] > 0
+    capsys.readouterr()
+    assert cli.main(["explain", *words, "--backward"]) == 0
+    out, _ = capsys.readouterr()
+    assert row["winner"] in out
+    assert ("user's table" in out) == (row["winner"] != row["planned"])

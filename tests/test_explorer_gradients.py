@@ -104,6 +104,10 @@ def test_illegal_tiles() -> None:
         ({"bm": 999}, "bytes of shared memory are needed"),
         ({"blocks_per_sm": 9}, "blocks do not fit"),
         ({"warps": 63}, "threads"),
+        ({"warps": 0}, "must be positive"),
+        ({"bm": 48, "blocks_per_sm": 1}, "no such tile"),
+        ({"bn": 80, "blocks_per_sm": 1}, "no such tile"),
+        ({"stages": 3, "bm": 16, "blocks_per_sm": 1}, "no such tile"),
         ({"kernel": "fa9"}, "kernel must be one of"),
     ):
         variant: Any = base._replace(**changes)

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from played_stage import PlayedStage
 
+import cufa
 from cufa import device as devices
 from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
-from cufa.explorer import build, stage, tune
+from cufa.explorer import build, gradients, stage, tune
 from cufa.explorer import subject as module
 from cufa.explorer.build import Built
+from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Duel
 from cufa.explorer.run import Progress
@@ -26,6 +28,8 @@ from cufa.explorer.standard import standard_problems
 from cufa.explorer.subject import Subject
 from cufa.explorer.table import tile_text
 from cufa.explorer.tune import Interrupted, Tuning, entry_of
+from cufa.launch import backward
+from cufa.planner.backward_model import explained
 from cufa.planner.plan import Plan, plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Entry
@@ -54,6 +58,8 @@ class World:
         Outcome of a duel against the planned variant.
     errors : dict of Variant to str
         Errors that launches raise.
+    wrong : set of Variant
+        Those that are the fastest, and give wrong results.
     fails : set of Problem
         Problems that do not fit in memory.
     compiled : list of Variant
@@ -64,6 +70,7 @@ class World:
         self.us: dict[Variant, float] = {}
         self.ratios: dict[tuple[Problem, Variant], float] = {}
         self.errors: dict[Variant, str] = {}
+        self.wrong: set[Variant] = set()
         self.fails: set[Problem] = set()
         self.compiled: list[Variant] = []
         self.interrupt_at: Problem | None = None
@@ -86,9 +93,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
         def said(self, variant: Variant, cubin: bytes) -> str:
             assert cubin == str(variant).encode()
+            if variant in world.wrong:
+                return "wrong 0.001"
             if variant in world.errors:
                 return f"error {world.errors[variant]}"
             return f"right {world.us.get(variant, 500.0) / 1e3}"
+
+    class Gradients(Stage):
+        """A stage whose results stand for those of gradients."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.arrays = self.operands[:3]
 
     def duel_of(subject: Subject, first: Contestant, second: Contestant) -> Duel:
         ratio = world.ratios.get((subject.problem, second[0]), 1.0)
@@ -107,6 +123,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
     monkeypatch.setattr(stage, "Stage", Stage)
     monkeypatch.setattr(module, "Oracle", lambda xp, problem, *qkv: Oracle(xp, TINY, *qkv))
+    monkeypatch.setattr(gradients, "GradientStage", Gradients)
+    monkeypatch.setattr(
+        gradients, "GradientOracle", lambda xp, problem, qkv, inputs: Oracle(xp, TINY, *qkv, inputs)
+    )
     monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "free_memory", lambda: None)
     monkeypatch.setattr(build, "compile_all", compile_all)
@@ -301,6 +321,72 @@ def test_entries_that_win_no_more_are_dropped(world: World) -> None:
     assert with_table(longer).variant == FAST
 
 
+# gradients
+
+
+def of_gradients(problem: Problem, **options: Any) -> Any:
+    """Return the plan of a call, which follows the user's table."""
+    options = {"deterministic": False, **options}
+    return explained(problem, GPU, "qkv", table=tuned.user_table(GPU), **options)
+
+
+def test_gradients_are_raced_and_planned(world: World) -> None:
+    planned, wrong, fast, *others = GradientsOf(PROBLEM, GPU).variants(None, None)
+    world.us = {planned: 200.0, fast: 180.0}
+    world.wrong = {wrong}
+    world.ratios = {(PROBLEM, fast): 1.1}
+    found = tune.tune([PROBLEM], backward=True)
+    (row,) = found.rows
+    assert (row.planned, row.winner, row.ratio) == (planned, fast, 1.1)
+    assert world.compiled == [planned, wrong, fast, *others]
+    assert tile_text(fast) in str(found)
+    assert found.to_dict()["rows"][0]["class"]["backward"]
+    forward = with_table(PROBLEM)
+    found.store("cufa tune --backward")
+    assert of_gradients(PROBLEM).variant == fast
+    assert "user's table" in of_gradients(PROBLEM).reason
+    assert of_gradients(PROBLEM, deterministic=True).variant == planned
+    assert with_table(PROBLEM) == forward
+    # What is compared with is not what the table says.
+    assert tune.tune([PROBLEM], backward=True).rows[0].planned == planned
+    assert GradientsOf(PROBLEM, GPU).planned(()) == fast
+
+
+def test_gradients_that_win_no_more_are_dropped(world: World) -> None:
+    planned, fast, *_ = GradientsOf(PROBLEM, GPU).variants(None, None)
+    key = GradientsOf(PROBLEM, GPU).key()
+    tuned.store(GPU, {key: entry_of(fast), problem_class(PROBLEM, GPU): entry_of(FAST)}, "before")
+    world.us = {planned: 100.0}
+    tune.tune([PROBLEM], backward=True).store("cufa tune --backward")
+    assert of_gradients(PROBLEM).variant == planned
+    assert with_table(PROBLEM).variant == FAST
+
+
+def test_a_space_of_gradients(world: World) -> None:
+    planned = GradientsOf(PROBLEM, GPU).usual()
+    narrow = planned._replace(bm=16, bn=32, stages=1, warps=2, blocks_per_sm=1)
+    world.us = {planned: 200.0, narrow: 100.0}
+    world.ratios = {(PROBLEM, narrow): 2.0}
+    space = {name: (getattr(narrow, name),) for name in TileShape._fields[:5]}
+    tune.tune([PROBLEM], space=space, backward=True).store("a test")
+    assert world.compiled == [planned, narrow]
+    assert of_gradients(PROBLEM).variant == narrow
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernels": ["bwd_mma"]}, "one kernel of gradients"),
+        ({"space": (FAST,)}, "with backward it must map"),
+        ({"backward": 1}, "^backward must be True or False"),
+    ],
+)
+def test_errors_of_gradients(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        tune.tune([PROBLEM], **{"backward": True, **options})
+
+
 # the standard problems
 
 
@@ -348,3 +434,29 @@ def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
     for row in found.rows:
         chosen = plan_tiles(row.problem, device, table=tuned.user_table(device))
         assert chosen.variant == row.winner
+
+
+@pytest.mark.gpu
+def test_gradients_on_a_gpu(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    problem = Problem.of_shapes(*[(1, 4, 500, 64)] * 3, dtype="float16", causal=True)
+    found = tune.tune([problem], backward=True)
+    assert found.failures == {}
+    (row,) = found.rows
+    assert min(row.planned_us, row.winner_us) > 1
+    assert row.ratio == 1.0 or row.ratio > 0.99
+    found.store("a test")
+    q, dout = (cupy.random.standard_normal((1, 4, 500, 64)).astype("float16") for _ in range(2))
+    out, lse = cufa.attention(q, q, q, causal=True, return_lse=True)
+    # Each tile, be it the winner or not, gives the gradients where the table says that it won.
+    results = []
+    for variant in (row.winner, *GradientsOf(problem, device).variants(None, None)):
+        if results:
+            tuned.store(device, {row.problem_class: entry_of(variant)}, "a test")
+        monkeypatch.setattr(backward, "_prepared", {})
+        plan: Any = cufa.explain_backward(q, q, q, causal=True)
+        assert plan.variant == variant
+        results.append(cufa.attention_backward(dout, q, q, q, out, lse, causal=True))
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            assert cupy.allclose(one, other, atol=5e-3, rtol=5e-3)

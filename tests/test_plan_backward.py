@@ -13,6 +13,7 @@ from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -64,6 +65,14 @@ def test_planned_tiles_fit(kernel: str, arch: str, dims: tuple[int, int]) -> Non
         assert instance.smem_bytes <= gpu.smem_per_block
         assert (instance.smem_bytes + 1024) * v.blocks_per_sm <= gpu.smem_per_sm
         assert v.threads * v.blocks_per_sm <= gpu.threads_per_sm
+
+
+@tiles
+def test_tiles_of_specs_are_legal(kernel: str, arch: str, dims: tuple[int, int]) -> None:
+    gpu, spec = device.of_arch(arch), BACKWARD_KERNELS[kernel]
+    for shape in spec.tiles(gpu.compute_capability)[dims]:
+        variant = BackwardVariant(kernel, spec.dtypes[-1], *dims, *shape)
+        assert variant.illegal(gpu) is None
 
 
 @tiles
