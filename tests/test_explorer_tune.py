@@ -347,7 +347,7 @@ def test_gradients_are_raced_and_planned(world: World) -> None:
     assert "user's table" in of_gradients(PROBLEM).reason
     assert of_gradients(PROBLEM, deterministic=True).variant == planned
     assert with_table(PROBLEM) == forward
-    # What is compared with is not what the table says.
+    # The table does not change the plan that others are compared with.
     assert tune.tune([PROBLEM], backward=True).rows[0].planned == planned
     assert GradientsOf(PROBLEM, GPU).planned(()) == fast
 

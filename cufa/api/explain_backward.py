@@ -67,8 +67,8 @@ def explain_backward(
     -------
     cufa.planner.backward.BackwardPlan or cufa.cpu.attention.Plan
         The latter for NumPy arrays. `str` of either is one line. The former has the launches in
-        `steps`, and in `expected_us` how many microseconds each would take on an H200,
-        where known.
+        `steps`, in `expected_us` how many microseconds each would take on an H200, where
+        known, and in `reason` whether the user's tuned table chose the variant.
 
     Raises
     ------

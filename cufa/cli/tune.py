@@ -2,8 +2,9 @@
 
 Explore problems on this machine's GPU and keep what beats the planner's rules in
 the user's tuned table, which cufa.attention follows from then on, also for
-problems like them. CUFA_TUNED=0 turns the table off; 'explain' says when it was
-used. Ctrl-C keeps the problems that are done.
+problems like them; with --backward, cufa.attention_backward does. CUFA_TUNED=0
+turns the table off; 'explain' says when it was used. Ctrl-C keeps the problems
+that are done.
 
 Examples
 --------
@@ -48,7 +49,7 @@ def add(parser: Parser) -> None:
     add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
     add_masks(group)
     add_scores(group)
-    add_flag(parser, "--backward", "tune the gradients, for cufa.attention_backward")
+    add_flag(parser, "--backward", "gradients instead: all launches of a call timed together")
     add_jobs(parser)
     add_flag(parser, "--dry-run", "keep nothing, only print")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
