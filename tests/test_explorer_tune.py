@@ -106,6 +106,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             super().__init__(*args)
             self.arrays = self.operands[:3]
 
+    def oracle_of(xp: Any, problem: Problem, arrays: Any, inputs: ScoreInputs) -> Oracle:
+        q, k, v = arrays
+        return Oracle(xp, TINY, q, k, v, inputs)
+
     def duel_of(subject: Subject, first: Contestant, second: Contestant) -> Duel:
         ratio = world.ratios.get((subject.problem, second[0]), 1.0)
         return Duel(0.2, 0.2 / ratio, ratio)
@@ -124,9 +128,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(stage, "Stage", Stage)
     monkeypatch.setattr(module, "Oracle", lambda xp, problem, *qkv: Oracle(xp, TINY, *qkv))
     monkeypatch.setattr(gradients, "GradientStage", Gradients)
-    monkeypatch.setattr(
-        gradients, "GradientOracle", lambda xp, problem, qkv, inputs: Oracle(xp, TINY, *qkv, inputs)
-    )
+    monkeypatch.setattr(gradients, "GradientOracle", oracle_of)
     monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "free_memory", lambda: None)
     monkeypatch.setattr(build, "compile_all", compile_all)
@@ -449,7 +451,7 @@ def test_gradients_on_a_gpu(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q, dout = (cupy.random.standard_normal((1, 4, 500, 64)).astype("float16") for _ in range(2))
     out, lse = cufa.attention(q, q, q, causal=True, return_lse=True)
     # Each tile, be it the winner or not, gives the gradients where the table says that it won.
-    results = []
+    results: list[Any] = []
     for variant in (row.winner, *GradientsOf(problem, device).variants(None, None)):
         if results:
             tuned.store(device, {row.problem_class: entry_of(variant)}, "a test")

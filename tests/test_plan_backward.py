@@ -71,7 +71,7 @@ def test_planned_tiles_fit(kernel: str, arch: str, dims: tuple[int, int]) -> Non
 def test_tiles_of_specs_are_legal(kernel: str, arch: str, dims: tuple[int, int]) -> None:
     gpu, spec = device.of_arch(arch), BACKWARD_KERNELS[kernel]
     for shape in spec.tiles(gpu.compute_capability)[dims]:
-        variant = BackwardVariant(kernel, spec.dtypes[-1], *dims, *shape)
+        variant = BackwardVariant(kernel, spec.dtypes[-1], *dims, **shape._asdict())
         assert variant.illegal(gpu) is None
 
 
