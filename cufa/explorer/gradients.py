@@ -42,14 +42,7 @@ _STEP = 2.0**-16
 """Step of differences in float64."""
 
 
-def plan(problem: Problem, device: Device, table: Table | None) -> BackwardPlan:
-    """Return the plan of the gradients of q, k and v."""
-    return explained(problem, device, TENSORS, deterministic=False, table=table)
-
-
-def variants(
-    problem: Problem, device: Device, space: Mapping[str, Sequence[int]]
-) -> list[BackwardVariant]:
+def variants(problem: Problem, device: Device, space: Mapping[str, Sequence[int]]) -> list[Variant]:
     """Return the tiles of the kernel's spec, of all head dims, that are legal for a problem.
 
     Parameters
@@ -67,7 +60,7 @@ def variants(
     unknown = [name for name in space if name not in _AXES]
     if unknown:
         raise ValueError(f"space: {unknown[0]!r} is none of {', '.join(_AXES)}, of gradients")
-    first = BackwardVariant(*plan(problem, device, user_table(device)).variant)
+    first = GradientsOf(problem, device).planned(())
     tables = BACKWARD_KERNELS[first.kernel].tile_tables.values()
     shapes = [shape._asdict() for table in tables for tiles in table.values() for shape in tiles]
     tiles = [first, *(first._replace(**shape) for shape in shapes)]
@@ -95,31 +88,33 @@ class GradientsOf(Subject):
         values = {} if space is None else space
         if not isinstance(values, Mapping):
             raise TypeError("space: with backward it must map template arguments to values")
-        return [*variants(self.problem, self.device, checked_space(values))]
+        return variants(self.problem, self.device, checked_space(values))
 
     def expected(self, variants: Collection[Variant]) -> dict[Variant, float]:
         """Return the microseconds that are expected of the planner's choice, where known."""
-        found = plan(self.problem, self.device, user_table(self.device))
-        first = BackwardVariant(*found.variant)
+        found, first = self._plan(user_table(self.device)), self.planned(())
         return {first: sum(found.expected_us)} if found.expected_us and first in variants else {}
 
     def planned(self, kernels: Collection[str]) -> Variant:
         """Return the planner's choice."""
-        return BackwardVariant(*plan(self.problem, self.device, user_table(self.device)).variant)
+        return BackwardVariant(*self._plan(user_table(self.device)).variant)
 
     def usual(self) -> Variant:
         """Return the planner's choice without the user's table."""
-        return BackwardVariant(*plan(self.problem, self.device, None).variant)
+        return BackwardVariant(*self._plan(None).variant)
 
     def key(self) -> ProblemClass:
         """Return the class that a tuned table has the gradients in."""
-        found = plan(self.problem, self.device, None)
+        found = self._plan(None)
         head_dims = found.variant.head_dim, found.variant.head_dim_v
         return gradient_class(found.problem, self.device, head_dims)
 
     def variant_of(self, entry: Entry) -> Variant:
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return self.usual()._replace(kernel=entry.kernel, **entry.shape._asdict())
+
+    def _plan(self, table: Table | None) -> BackwardPlan:
+        return explained(self.problem, self.device, TENSORS, deterministic=False, table=table)
 
     def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
         """Return the problem on the current GPU."""

@@ -16,9 +16,10 @@ from benchmarks.gradient_errors import max_errors
 from benchmarks.race import Budget
 from cufa import device as devices
 from cufa.explorer.clock import Call, Clock
-from cufa.planner.backward import backward_plan
+from cufa.planner.backward_model import explained
 from cufa.problem.problem import Problem
 from cufa.specs.template_arguments import TemplateArguments
+from cufa.tuned import user_table
 
 
 class Gradients(Contestants):
@@ -53,7 +54,9 @@ def planned(case: Case) -> TemplateArguments:
     problem = Problem.of_shapes(*shapes, dtype=cell.dtype, **case.options)
     if case.lengths:
         problem = problem._replace(kv="Varlen", sequences=len(case.lengths))
-    return backward_plan(problem, devices.current(), "qkv", case.deterministic).variant
+    device = devices.current()
+    table = user_table(device)
+    return explained(problem, device, "qkv", case.deterministic, table=table).variant
 
 
 def rows(
