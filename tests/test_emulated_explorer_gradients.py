@@ -12,7 +12,8 @@ from test_emulated_backward import emulated, emulator  # noqa: F401
 
 from cufa import device
 from cufa.explorer import stage
-from cufa.explorer.gradients import GradientOracle, GradientStage, variants
+from cufa.explorer.gradient_oracle import GradientOracle
+from cufa.explorer.gradients import GradientStage, variants
 from cufa.problem.problem import Problem
 
 pytestmark = needs_compiler

@@ -14,7 +14,8 @@ import cufa
 from cufa import cli
 from cufa import device as devices
 from cufa.explorer import gradients
-from cufa.explorer.gradients import GradientOracle, GradientsOf, variants
+from cufa.explorer.gradient_oracle import GradientOracle
+from cufa.explorer.gradients import GradientsOf, variants
 from cufa.explorer.oracle import Verdict
 from cufa.explorer.result import Row
 from cufa.explorer.run import Run
