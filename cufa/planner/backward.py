@@ -207,7 +207,7 @@ def backward_plan(
         for spec in form
     ]
     reason = f"default for {problem.dtype}" if forced is None else "forced variant"
-    if table is not None and not (forced or deterministic or wanted) and {*"qkv"} <= {*wrt}:
+    if table is not None and not (forced or deterministic or wanted) and {"q", "k", "v"} <= {*wrt}:
         tuned = _by_table(problem, device, table, variants[0])
         if tuned is not None:
             variants[0], reason = tuned, table.reason
