@@ -6,18 +6,16 @@ the input dtype, plus the rounding noise of the output dtype.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Array
 from cufa.explorer.formula import attend, rounding_noise
-from cufa.explorer.score_inputs import ScoreInputs
-from cufa.features.dropout import Dropout, kept
-from cufa.features.feature import Places
-from cufa.problem.extras import all_axes
+from cufa.explorer.score_inputs import Head, ScoreInputs, indexable
 from cufa.problem.problem import Problem
 
 CHUNK_BYTES = 1 << 28
@@ -74,135 +72,90 @@ class Oracle:
     def __init__(
         self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, inputs: ScoreInputs
     ) -> None:
-        self._xp, self._problem, self._inputs = xp, problem, inputs
-        self._heads = sampled_heads(problem.batch, problem.heads_q)
-        self._rows = sampled_rows(problem.seq_q, len(self._heads))
-        self._arrays = {
-            name: self._of_rows(all_axes(name, array, inputs.ndim, problem.sizes, xp))
-            for name, array in inputs.arrays.items()
-        }
-        self._reference, self._bound = self._expected(q, k, v)
+        self._xp, rounded = xp, rounding(q.dtype)
+        places = sampled_heads(problem.batch, problem.heads_q)
+        self._heads = [Head(xp, problem, inputs, b, h) for b, h in places]
+        self._rows = xp.asarray(sampled_rows(problem.seq_q, len(places)))
+        # A naive float32 product adds term by term, a library in blocks where they are many; in 16
+        # bits it is the rounding that counts.
+        steps = (1, max(1, problem.seq_kv // 512)) if problem.dtype == "float32" else _FAST
+        exact, naive = [], []
+        for head, rows, queries in zip(self._heads, self._rows, self._sample(q), strict=True):
+            kv_head = head.b, head.h // problem.group
+            operands = queries, indexable(k[kv_head]), indexable(v[kv_head])
+            if not all(bool(xp.isfinite(x).all()) for x in operands):
+                raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
+            wide = [x.astype(np.float64) for x in operands]
+            exact.append(_attend(head, rows, wide, lambda x: x, _FAST))
+            naive.append(_attend(head, rows, operands, rounded, steps))
+        self._right = xp.stack(exact)
+        self._bound = allowed(xp, self._right, xp.stack(naive), rounded)
 
     def judge(self, out: Any) -> Verdict:
         """Compare a result, (batch, heads, seq, head_dim) and contiguous."""
-        xp = self._xp
-        got = self._sample(out).astype(np.float64)
-        error = float(xp.abs(got - self._reference).max())
-        if not is_finite(xp, out):
+        error = float(self._xp.abs(self._sample(out) - self._right).max())
+        if not is_finite(self._xp, out):
             return Verdict(error, "the result holds values that are not finite")
         if not error <= self._bound:
             return Verdict(error, f"error {error:.2g} exceeds {self._bound:.2g}")
         return Verdict(error, None)
 
-    def _sample(self, array: Any) -> Any:
-        """Return the checked rows of the checked heads, (pairs, rows, columns).
+    def _sample(self, array: Array) -> Array:
+        """Return the checked rows of the checked heads, (heads, rows, columns)."""
+        pairs = zip(self._heads, self._rows, strict=True)
+        return self._xp.stack([indexable(array[head.b, head.h])[rows] for head, rows in pairs])
 
-        Numbers in float32: CuPy does not take rows of bfloat16.
-        """
-        kind = array.dtype if array.dtype in (np.bool_, np.uint8) else np.float32
-        rows = self._xp.asarray(self._rows)
-        heads = enumerate(self._heads)
-        return self._xp.stack([array[b, h].astype(kind)[rows[i]] for i, (b, h) in heads])
 
-    def _of_rows(self, array: Array) -> Array:
-        """Return what an array has for the rows, (pairs, rows or 1, columns or 1)."""
-        if array.ndim < 3:
-            each = [array[h] if array.ndim == 1 else array[b, h] for b, h in self._heads]
-            return self._xp.stack(each)[:, None, None]
-        return self._sample(array)
-
-    def _expected(self, q: Any, k: Any, v: Any) -> tuple[Any, float]:
-        """Return the checked rows in float64, and the largest error that is allowed."""
-        xp, dtype, problem = self._xp, q.dtype, self._problem
-        rows = self._sample(q)
-        keys, values = (
-            xp.stack([x[b, h // problem.group].astype(np.float32) for b, h in self._heads])
-            for x in (k, v)
-        )
-        if not all(bool(xp.isfinite(x).all()) for x in (rows, keys, values)):
-            raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
-
-        def rounded(x: Any) -> Any:
-            return x.astype(dtype).astype(np.float32)
-
-        wide, wide_keys, wide_values = (x.astype(np.float64) for x in (rows, keys, values))
-        # A naive float32 product adds term by term, a library in blocks where they are many; in 16
-        # bits it is the rounding that counts.
-        steps = (1, max(1, problem.seq_kv // 512)) if problem.dtype == "float32" else _FAST
-        chunk = max(1, CHUNK_BYTES // (8 * len(self._heads) * problem.seq_kv))
-        parts, worst = [], xp.zeros((), np.float64)
-        for i in range(0, rows.shape[1], chunk):
-            part = slice(i, i + chunk)
-            exact = self._attend(wide[:, part], wide_keys, wide_values, part, lambda x: x, _FAST)
-            naive = self._attend(rows[:, part], keys, values, part, rounded, steps)
-            # A product that overflows in 16 bits allows no error by itself.
-            errors = xp.abs(xp.where(xp.isfinite(naive), naive.astype(np.float64) - exact, 0.0))
-            worst = xp.maximum(worst, errors.max())
-            parts.append(exact)
-        reference = xp.concatenate(parts, axis=1)
-        noise = rounding_noise(rounded(reference.astype(np.float32)), rounded)
-        return reference, 2 * float(worst) + 2 * noise
-
-    def _attend(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        part: slice,
-        rounded: Callable[[Any], Any],
-        steps: tuple[int, int],
-    ) -> Array:
-        """Return the output of some of the rows, products summed over that many terms at once."""
-        xp, p = self._xp, self._problem
-        b, h = (xp.asarray(each)[:, None, None] for each in np.transpose(self._heads))
-        i, j = xp.asarray(self._rows[:, part])[..., None], xp.arange(p.seq_kv)[None, None]
-        score = {**p.asked, **self._arrays}
-        sinks = score.pop("sinks", None)
-        for name in ("bias", "mask"):
-            if name in score:
-                score[name] = score[name][:, part]
-        sums = iter(steps)
+def _attend(
+    head: Head,
+    rows: Array,
+    operands: Sequence[Array],
+    rounded: Callable[[Any], Any],
+    steps: tuple[int, int],
+) -> Array:
+    """Return the output of rows of a head, products summed over that many terms at once."""
+    xp, (q, k, v) = head.xp, operands
+    chunk = max(1, CHUNK_BYTES // (8 * head.problem.seq_kv))
+    sums = itertools.cycle(steps)
+    found = []
+    for i in range(0, len(rows), chunk):
+        some = rows[i : i + chunk]
         out, _ = attend(
-            *(xp, q, k, v, Places(b, h, i, j, p.seq_q, p.seq_kv)),
+            *(xp, q[i : i + chunk], k, v),
             product=lambda x, y: product(xp, x, y, next(sums)),
             rounded=rounded,
-            sinks=sinks,
-            keep=self._keep(part),
-            scale=p.scale,
-            score_mod=self._inputs.score_mod,
-            mask_mod=self._inputs.mask_mod,
-            **score,
+            **head.options(some),
         )
-        return out
+        found.append(out)
+    return xp.concatenate(found)
 
-    def _keep(self, part: slice) -> Array | None:
-        """Return the factors of the weights under dropout, (pairs, rows, keys); None without."""
-        xp, p, seed = self._xp, self._problem, self._inputs.seed
-        dropout = p.of(Dropout)
-        if dropout is None:
-            return None
-        keys = slice(0, p.seq_kv)
-        b, h = (xp.asarray(each)[:, None] for each in np.transpose(self._heads))
-        rows = xp.asarray(self._rows[:, part])
-        of_rows = zip(b, h, rows, strict=True)
-        factors = [kept(dropout.p, seed, *at, keys, xp)[0] for at in of_rows]
-        return xp.concatenate(factors) / dropout.keep
+
+def allowed(xp: Any, exact: Array, naive: Array, rounded: Callable[[Array], Array]) -> float:
+    """Return the largest error that is allowed, by what the naive computation found."""
+    # A product that overflows in 16 bits allows no error by itself.
+    errors = xp.abs(xp.where(xp.isfinite(naive), naive - exact, 0.0))
+    noise = rounding_noise(rounded(exact.astype(np.float32)), rounded)
+    return 2 * float(errors.max()) + 2 * noise
+
+
+def rounding(dtype: Any) -> Callable[[Array], Array]:
+    """Return a function that rounds numbers to a dtype, and returns float32."""
+    return lambda x: x.astype(dtype).astype(np.float32)
 
 
 def product(xp: Any, a: Array, b: Array, step: int) -> Array:
-    """Return the stacked matrix products a @ b, summed over `step` terms, then one by one.
+    """Return the matrix product a @ b, summed over `step` terms, then one by one.
 
     Not by a matrix library: CuPy's may be missing, or compute float32 in TF32.
     """
-    pairs, rows, terms = a.shape
-    columns = b.shape[2]
-    width = max(1, CHUNK_BYTES // (pairs * rows * step * a.itemsize))
-    total = xp.zeros((pairs, rows, columns), a.dtype)
+    (rows, terms), columns = a.shape, b.shape[1]
+    width = max(1, CHUNK_BYTES // (rows * step * a.itemsize))
+    total = xp.zeros((rows, columns), a.dtype)
     for j in range(0, columns, width):
-        part = total[:, :, j : j + width]
+        part = total[:, j : j + width]
         for i in range(0, terms, step):
-            products = a[:, :, i : i + step, None] * b[:, None, i : i + step, j : j + width]
-            part += products.sum(axis=2)
+            products = a[:, i : i + step, None] * b[None, i : i + step, j : j + width]
+            part += products.sum(axis=1)
     return total
 
 

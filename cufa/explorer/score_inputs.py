@@ -1,4 +1,7 @@
-"""Inputs of an exploration next to q, k and v: arrays, the caller's functions, a seed."""
+"""Inputs of an exploration next to q, k and v: arrays, the caller's functions, a seed.
+
+A `Head` has those of one head, as oracles need them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cufa.api.block_mask import BlockMask
 from cufa.arrays import Array, ArrayInfo, Ints
 from cufa.features import READINGS
+from cufa.features.dropout import Dropout, kept
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
+from cufa.features.feature import Places
 from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import Blocks
-from cufa.problem.extras import Extras
+from cufa.problem.extras import Extras, all_axes
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -95,3 +102,40 @@ def drawn(problem: Problem, xp: Any) -> ScoreInputs:
         for seed, part in enumerate(map(part_named, problem.reads), 3)
     }
     return ScoreInputs(arrays=arrays)
+
+
+class Head(NamedTuple):
+    """The inputs of a query head next to q, k and v, for some of its rows."""
+
+    xp: Any
+    problem: Problem
+    inputs: ScoreInputs
+    b: int
+    h: int
+
+    def options(self, rows: Array) -> dict[str, Any]:
+        """Return the options of `attend`; `keep` is None without dropout."""
+        xp, p, inputs = self.xp, self.problem, self.inputs
+        b, h, keys = xp.asarray([[self.b]]), xp.asarray([[self.h]]), xp.arange(p.seq_kv)
+        at = Places(b, h, rows[:, None], keys, p.seq_q, p.seq_kv)
+        found = {**p.asked, "at": at, "scale": p.scale, "keep": self._keep(rows)}
+        found |= {"score_mod": inputs.score_mod, "mask_mod": inputs.mask_mod}
+        for name, array in inputs.arrays.items():
+            whole = all_axes(name, array, inputs.ndim, p.sizes, xp)
+            its = whole[self.h] if whole.ndim == 1 else whole[self.b, self.h]
+            found[name] = indexable(its)[rows] if its.ndim else its
+        return found
+
+    def _keep(self, rows: Array) -> Array | None:
+        """Return the factors of the weights under dropout, (rows, keys); None without."""
+        xp, dropout = self.xp, self.problem.of(Dropout)
+        if dropout is None:
+            return None
+        at = xp.asarray([self.b]), xp.asarray([self.h]), rows
+        keys = slice(0, self.problem.seq_kv)
+        return kept(dropout.p, self.inputs.seed, *at, keys, xp)[0, 0] / dropout.keep
+
+
+def indexable(array: Array) -> Array:
+    """Return numbers in float32, as CuPy does not take rows of bfloat16; masks as they are."""
+    return array if array.dtype in (np.bool_, np.uint8) else array.astype(np.float32)
