@@ -6,14 +6,12 @@ import csv
 import io
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cufa.device import Device
-from cufa.explorer.result import Row, ranked
-from cufa.explorer.table import text
-from cufa.problem.problem import Problem
+from cufa.explorer.plot import figure
+from cufa.explorer.result import Findings, Row
+from cufa.explorer.table import aligned, heading, lines
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -22,25 +20,26 @@ if TYPE_CHECKING:
 VERSION = 3
 
 # The template argument blocks_per_sm is what was asked for, the figure of that name what fits.
-COLUMN_OF_ARGUMENT = {name: name for name in Variant._fields}
-COLUMN_OF_ARGUMENT["blocks_per_sm"] = "min_blocks_per_sm"
-_LISTS = ("score", "notes")
-_FIGURES = tuple(name for name in Row._fields if name != "variant")
+_RENAMED = {"blocks_per_sm": "min_blocks_per_sm"}
+_COLUMNS = (*(_RENAMED.get(name, name) for name in Variant._fields), *Row._fields[1:])
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """Return a row as one flat mapping; numbers that JSON has not, such as infinity, are None."""
-    whole = {column: getattr(row.variant, name) for name, column in COLUMN_OF_ARGUMENT.items()}
-    whole["schedule"] = row.variant.named_schedule
-    whole |= {name: getattr(row, name) for name in _FIGURES}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in {**whole, **{name: list(whole[name]) for name in _LISTS}}.items()
-    }
+    """Return a row as one flat mapping of values that JSON can hold."""
+    variant, *figures = row
+    arguments = {**variant._asdict(), "schedule": variant.named_schedule}
+    values = map(_plain, (*arguments.values(), *figures))
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
-@dataclass(repr=False, eq=False, kw_only=True)
-class Exploration:
+def _plain(value: Any) -> Any:
+    """Return a list for a tuple, and None for numbers that JSON has not, such as infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Exploration(Findings):
     """The result of `cufa.explore`.
 
     Attributes
@@ -64,38 +63,13 @@ class Exploration:
         ISO day.
     """
 
-    problem: Problem
-    device: Device
-    arch: str
-    rows: list[Row]
-    planned: Variant
-    compiler: str
-    ceilings: dict[str, float] | None
-    seconds: float
-    date: str
-
-    def __post_init__(self) -> None:
-        """Bring the rows into order."""
-        self.rows = ranked(self.rows)
-
-    @property
-    def best(self) -> Row | None:
-        """The fastest variant that is correct, or None where nothing was timed."""
-        timed = (row for row in self.rows if row.median_us is not None and row.error is None)
-        return next((row for row in timed if row.correct is not False), None)
-
-    @property
-    def timed(self) -> bool:
-        """Whether any variant was timed."""
-        return any(row.median_us is not None for row in self.rows)
-
     def __repr__(self) -> str:
         """One line."""
         return f"<Exploration of {len(self.rows)} variants for {self.arch} on {self.date}>"
 
     def __str__(self) -> str:
         """Return a table as plain text."""
-        return text(self)
+        return f"{heading(self)}\n\n{aligned(lines(self))}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold; a row is flat.
@@ -147,12 +121,11 @@ class Exploration:
             As for `to_json`.
         """
         stream = io.StringIO()
-        columns = (*COLUMN_OF_ARGUMENT.values(), *_FIGURES)
-        writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(_COLUMNS)
         for row in self.rows:
-            each = flat(row)
-            writer.writerow({**each, **{name: "; ".join(each[name]) for name in _LISTS}})
+            values = flat(row).values()
+            writer.writerow("; ".join(x) if isinstance(x, list) else x for x in values)
         return _written(stream.getvalue(), path)
 
     def plot(self, path: str | Path | None = None) -> Figure:
@@ -174,8 +147,6 @@ class Exploration:
         OSError
             The file cannot be written.
         """
-        from cufa.explorer.plot import figure
-
         drawn = figure(self)
         if path is not None:
             drawn.savefig(path, dpi=150)

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cufa import optional
-from cufa.explorer.result import Row
+from cufa.explorer.result import Findings, Row
 from cufa.explorer.table import flags, problem_text
-from cufa.explorer.work import flops, nbytes
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from cufa.explorer.exploration import Exploration
 
 # Okabe and Ito's colours, which also colour-blind readers tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
@@ -27,7 +24,7 @@ _SPREAD = 0.6
 _Height = Callable[[Row], float]
 
 
-def figure(findings: Exploration) -> Figure:
+def figure(findings: Findings) -> Figure:
     """Draw the findings: times and a roofline, or registers and occupancy without timings.
 
     ImportError without matplotlib.
@@ -85,61 +82,60 @@ def _words(variant: Variant) -> str:
     return f"{v.bm}x{v.bn}, {v.stages} st., {v.warps} w. {flags(v)}".rstrip()
 
 
-def _draw_tiles(axes: Axes, findings: Exploration, rows: list[Row], label: str, y: _Height) -> None:
+def _draw_tiles(axes: Axes, findings: Findings, rows: list[Row], label: str, y: _Height) -> None:
     """Draw a point a variant: those of a tile next to each other, above the tile's name."""
     rows = sorted(rows, key=lambda row: (*_look(row.variant), row.variant.blocks_per_sm))
     tiles = sorted({_tile(row.variant) for row in rows})
-    places: dict[Variant, float] = {}
+    x: dict[Variant, float] = {}
     for place, tile in enumerate(tiles):
         group = [row.variant for row in rows if _tile(row.variant) == tile]
         for i, variant in enumerate(group):
-            places[variant] = place + _SPREAD * ((i + 0.5) / len(group) - 0.5)
+            x[variant] = place + _SPREAD * ((i + 0.5) / len(group) - 0.5)
+
+    def draw(some: list[Row], marker: str, **options: Any) -> None:
+        axes.plot([x[row.variant] for row in some], [y(row) for row in some], marker, **options)
+
     stages = sorted({row.variant.stages for row in rows})
     markers = sorted({_look(row.variant)[1:] for row in rows})
     for look in dict.fromkeys(_look(row.variant) for row in rows):
-        alike = [row for row in rows if _look(row.variant) == look]
-        xs, ys = [places[row.variant] for row in alike], [y(row) for row in alike]
         colour = _COLOURS[stages.index(look[0]) % len(_COLOURS)]
         marker = _MARKERS[markers.index(look[1:]) % len(_MARKERS)]
         name = f"{look[0]} stage{'s' * (look[0] > 1)}, {look[1]} warps"
         name = ", ".join(filter(None, (name, look[2])))
-        axes.plot(xs, ys, marker, color=colour, ms=5.5, mec="white", mew=0.5, label=name)
-        if y is _microseconds:
-            halves = [y(row) * (row.spread or 0.0) / 2 for row in alike]
-            axes.errorbar(xs, ys, halves, fmt="none", ecolor="#999999", lw=0.8, zorder=1)
+        alike = [row for row in rows if _look(row.variant) == look]
+        draw(alike, marker, color=colour, ms=5.5, mec="white", mew=0.5, label=name)
+    if y is _microseconds:
+        halves = [y(row) * (row.spread or 0.0) / 2 for row in rows]
+        places, heights = [x[row.variant] for row in rows], [y(row) for row in rows]
+        axes.errorbar(places, heights, halves, fmt="none", ecolor="#999999", lw=0.8, zorder=1)
     spilled = [row for row in rows if row.spill_bytes]
     if spilled:
-        xs, ys = [places[row.variant] for row in spilled], [y(row) for row in spilled]
-        axes.plot(xs, ys, "o", color="white", ms=2.4)
+        draw(spilled, "o", color="white", ms=2.4)
         hole: dict[str, Any] = {"color": "#777777", "mfc": "white", "mew": 1.8, "ms": 4.5}
         axes.plot([], [], "o", label="with a hole: spills registers", **hole)
     for row in rows:
         if row.variant == findings.planned:
-            _ring(axes, places[row.variant], y(row), _INK, f"planned: {_words(row.variant)}", 12)
+            draw([row], "o", ms=12, label=f"planned: {_words(row.variant)}", **_ring(_INK))
     best = findings.best
     if y is _microseconds and best is not None:
         name = f"best: {_words(best.variant)}, {y(best):.4g} us"
-        _ring(axes, places[best.variant], y(best), _BEST, name, 16)
+        draw([best], "o", ms=16, label=name, **_ring(_BEST))
         axes.axhline(y(best), color=_BEST, lw=0.8, ls=":", zorder=1)
     several = len({tile[:3] for tile in tiles}) > 1
     names = [f"{bm}x{bn}" + f" {kernel} {d}/{dv}" * several for kernel, d, dv, bm, bn in tiles]
     axes.set_xticks(range(len(tiles)), names, rotation=90)
     axes.set_xlim(-0.7, max(1, len(tiles)) - 0.3)
-    axes.set_xlabel("tile, bm x bn", fontsize=9)
-    _finish(axes, label)
+    _finish(axes, "tile, bm x bn", label)
 
 
-def _draw_roofline(axes: Axes, findings: Exploration, rows: list[Row]) -> None:
+def _draw_roofline(axes: Axes, findings: Findings, rows: list[Row]) -> None:
     """Draw each variant's speed under the ceilings, where they were measured."""
-    operations, ceilings = flops(findings.problem), findings.ceilings
-    intensity = operations / nbytes(findings.problem)
-
-    def speed(row: Row) -> float:
-        return operations / (row.median_us or 1.0) / 1e6
-
+    best, ceilings = findings.best, findings.ceilings
+    speeds = [row.tflops or 0.0 for row in rows]
+    intensity = 1e3 * speeds[0] / (rows[0].gbs or 1.0)  # the same for all: that of the problem
     notes: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
     axes.axvline(intensity, color="#999999", lw=0.8, ls=":", zorder=1)
-    axes.plot([intensity] * len(rows), [speed(row) for row in rows], "_", ms=9, color=_COLOURS[0])
+    axes.plot([intensity] * len(rows), speeds, "_", ms=9, color=_COLOURS[0])
     if ceilings is not None:
         gbs, tflops = ceilings["read_gbs"], ceilings.get("gemm_tflops")
         ridge = intensity if tflops is None else tflops * 1e3 / gbs
@@ -151,28 +147,26 @@ def _draw_roofline(axes: Axes, findings: Exploration, rows: list[Row]) -> None:
         if tflops is not None:
             text = f"matrix product {tflops:.0f} TFLOP/s"
             axes.annotate(text, (high, tflops), (0, 8), ha="right", **notes)
-    best = findings.best
     if best is not None:
-        _ring(axes, intensity, speed(best), _BEST, "best", 14)
-        share = best.ceiling_fraction
-        text = f"{speed(best):.3g} TFLOP/s"
+        speed, share = best.tflops or 0.0, best.ceiling_fraction
+        axes.plot([intensity], [speed], "o", ms=14, **_ring(_BEST))
+        text = f"{speed:.3g} TFLOP/s"
         text += "" if share is None else f"\n{share:.0%} of the ceiling"
-        axes.annotate(text, (intensity, speed(best)), (12, -4), va="top", color=_BEST, **notes)
-    axes.set_xlabel("operations a byte of Q, K, V and O", fontsize=9)
-    _finish(axes, "TFLOP/s")
+        axes.annotate(text, (intensity, speed), (12, -4), va="top", color=_BEST, **notes)
+    _finish(axes, "operations a byte of Q, K, V and O", "TFLOP/s")
     _plain_log(axes.xaxis, (1.0,))
     _plain_log(axes.yaxis, (1.0, 2.0, 5.0))
 
 
-def _ring(axes: Axes, x: float, y: float, colour: str, label: str, size: float) -> None:
-    """Draw a ring around a point."""
-    look: dict[str, Any] = {"mfc": "none", "mec": colour, "mew": 1.6, "clip_on": False}
-    axes.plot([x], [y], "o", ms=size, label=label, zorder=4, **look)
+def _ring(colour: str) -> dict[str, Any]:
+    """Return the look of a ring around a point."""
+    return {"mfc": "none", "mec": colour, "mew": 1.6, "clip_on": False, "zorder": 4}
 
 
-def _finish(axes: Axes, label: str) -> None:
-    """Name the vertical axis, and remove frame lines that carry no information."""
-    axes.set_ylabel(label, fontsize=9)
+def _finish(axes: Axes, x_label: str, y_label: str) -> None:
+    """Name the axes, and remove frame lines that carry no information."""
+    axes.set_xlabel(x_label, fontsize=9)
+    axes.set_ylabel(y_label, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", which="both", alpha=0.25, lw=0.6)
     axes.tick_params(labelsize=8)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cufa.explorer.result import Row
+from cufa.explorer.result import Findings, Row
 from cufa.problem.problem import Problem
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
-if TYPE_CHECKING:
-    from cufa.explorer.exploration import Exploration
 
-
-def _shown(value: Any, form: str = "", factor: float = 1) -> str:
-    return "-" if value is None else format(value * factor, form)
+def _shown(value: Any, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _kib(*sizes: int | None) -> str:
@@ -23,9 +20,9 @@ def _kib(*sizes: int | None) -> str:
     return format(sum(known) / 1024, ".1f") if known else "-"
 
 
-def _head_dims(row: Row) -> str:
-    d, dv = row.variant.head_dim, row.variant.head_dim_v
-    return str(d) if d == dv else f"{d}/{dv}"
+def _both(first: int, second: int) -> str:
+    """Return two numbers, or one if they are the same."""
+    return str(first) if first == second else f"{first}/{second}"
 
 
 def flags(variant: Variant) -> str:
@@ -41,7 +38,7 @@ def tile_text(variant: Variant) -> str:
 
 _STATIC: dict[str, Callable[[Row], str]] = {
     "kernel": lambda r: f"{r.variant.kernel} {flags(r.variant)}".rstrip(),
-    "dim": _head_dims,
+    "dim": lambda r: _both(r.variant.head_dim, r.variant.head_dim_v),
     "tile": lambda r: f"{r.variant.bm}x{r.variant.bn}",
     "stages": lambda r: str(r.variant.stages),
     "warps": lambda r: str(r.variant.warps),
@@ -54,9 +51,7 @@ _STATIC: dict[str, Callable[[Row], str]] = {
     "code KiB": lambda r: _kib(r.code_bytes),
     "compile s": lambda r: _shown(r.compile_s, ".2f"),
 }
-_EXPECTED: dict[str, Callable[[Row], str]] = {
-    "expected us": lambda r: _shown(r.expected_us, ".1f"),
-}
+_EXPECTED: dict[str, Callable[[Row], str]] = {"expected us": lambda r: _shown(r.expected_us, ".1f")}
 _MEASURED: dict[str, Callable[[Row], str]] = {
     "us": lambda r: _shown(r.median_us, ".1f"),
     "spread": lambda r: _shown(r.spread, ".1%"),
@@ -93,25 +88,23 @@ def cells(row: Row, timed: bool, planned: Variant | None = None) -> list[str]:
 def problem_text(problem: Problem) -> str:
     """Return a problem in few words."""
     p = problem
-    heads = f"{p.heads_q}" if p.heads_q == p.heads_kv else f"{p.heads_q}/{p.heads_kv}"
-    seq = f"{p.seq_q}" if p.seq_q == p.seq_kv else f"{p.seq_q}/{p.seq_kv}"
-    dim = f"{p.head_dim}" if p.head_dim == p.head_dim_v else f"{p.head_dim}/{p.head_dim_v}"
-    features = "".join(f", {feature.words}" for feature in p.features)
-    lse = ", log-sum-exp" if p.returns_lse else ""
-    return f"{p.dtype}, batch {p.batch}, heads {heads}, seq {seq}, head dim {dim}{features}{lse}"
+    heads, seq = _both(p.heads_q, p.heads_kv), _both(p.seq_q, p.seq_kv)
+    dim, features = _both(p.head_dim, p.head_dim_v), [feature.words for feature in p.features]
+    words = [p.dtype, f"batch {p.batch}", f"heads {heads}", f"seq {seq}", f"head dim {dim}"]
+    return ", ".join([*words, *features, *["log-sum-exp"] * p.returns_lse])
 
 
-def aligned(lines: Iterable[Sequence[str]]) -> str:
+def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Return columns of text, the first and the last to the left, the others to the right."""
-    lines = list(lines)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     last = len(widths) - 1
     return "\n".join(
         "  ".join(
             cell.ljust(width) if i in (0, last) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
-        for line in lines
+        for line in table
     )
 
 
@@ -120,7 +113,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def heading(findings: Exploration) -> str:
+def heading(findings: Findings) -> str:
     """Return two lines on what was explored, and where."""
     return (
         f"{problem_text(findings.problem)}\n"
@@ -129,8 +122,7 @@ def heading(findings: Exploration) -> str:
     )
 
 
-def text(findings: Exploration) -> str:
-    """Return the findings as a heading and a table."""
-    rows = (cells(row, findings.timed, findings.planned) for row in findings.rows)
-    lines = aligned([headers(findings.timed), *rows])
-    return f"{heading(findings)}\n\n{lines}"
+def lines(findings: Findings, top: int | None = None) -> list[list[str]]:
+    """Return the headings of a table, and a line for each of the first `top` rows, or of all."""
+    timed, planned = findings.timed, findings.planned
+    return [headers(timed), *(cells(row, timed, planned) for row in findings.rows[:top])]
