@@ -233,6 +233,10 @@ class Array:
         """Bits that differ."""
         return on_gpu(self.host ^ other)
 
+    def view(self, dtype: Any) -> Array:
+        """View of the same memory as another dtype."""
+        return self.view_of(self.host.view(dtype))
+
     def reshape(self, *shape: Any) -> Array:
         """View, or copy where there is no such view, with other axes."""
         return self.view_of(self.host.reshape(*shape))

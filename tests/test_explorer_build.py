@@ -13,7 +13,8 @@ import pytest
 from cufa import device
 from cufa.compiler import nvrtc
 from cufa.explorer import build
-from cufa.explorer.build import Built, compile_all, refusal, static_row
+from cufa.explorer.build import Built, compile_all, static_row
+from cufa.explorer.subject import Subject
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -160,13 +161,14 @@ def test_other_errors_of_the_machine_are_raised(monkeypatch: pytest.MonkeyPatch)
 def test_refusals() -> None:
     shape = (1, 1, 100, 64)
     problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=True)
-    assert refusal(problem, SMALL, H200) is None
+    subject = Subject(problem, H200)
+    assert subject.refusal(SMALL) is None
     for variant, reason in (
         (SMALL._replace(bm=100), "bm must be a multiple of 64, and bn of 16"),
         (SMALL._replace(dtype="float16"), "it is for float16, q has bfloat16"),
         (SMALL._replace(score=()), "its score is (), the call's ('Causal',)"),
         (SMALL._replace(head_dim=32), "its head dims (32, 64) are less than the problem's"),
     ):
-        complaint = refusal(problem, variant, H200)
+        complaint = subject.refusal(variant)
         assert complaint is not None
         assert re.match(re.escape(reason), complaint), complaint

@@ -18,8 +18,7 @@ from cufa.explorer import stage
 from cufa.explorer.race import Race
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
-from cufa.explorer.stage import duel_of
-from cufa.explorer.subject import Subject
+from cufa.explorer.subject import Subject, duel_of
 from cufa.explorer.work import flops, memory_bound, nbytes, shortest_s
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant

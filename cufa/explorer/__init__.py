@@ -141,8 +141,7 @@ def explore(
         problem, operands, inputs = _of_arrays((q, k, v), options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
-    check_flag("backward", backward)
-    if backward and operands is not None:
+    if check_flag("backward", backward) and operands is not None:
         raise ValueError("backward: give q as a Problem, whose arrays are random")
     subject = (GradientsOf if backward else Subject)(problem, target)
     chosen = subject.variants(kernels, space)
@@ -206,8 +205,15 @@ def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool
         if not isinstance(arch, str):
             raise TypeError(f"arch must be a string, not {type(arch).__name__}")
         return devices.of_arch(arch), False
+    if isinstance(device, Device):
+        return device, False
     if device is not None:
-        return _named(device), False
+        if not isinstance(device, str):
+            raise TypeError(f"device must be a name or a Device, not {type(device).__name__}")
+        try:
+            return devices.named(device), False
+        except ValueError as error:
+            raise ValueError(f"device: {error}") from None
     runtime = optional.cupy().cuda.runtime
     try:
         return devices.current(), True
@@ -215,14 +221,3 @@ def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool
         raise ValueError(
             "arch must be given where there is no GPU, such as arch='sm_90a'"
         ) from None
-
-
-def _named(device: str | Device) -> Device:
-    if isinstance(device, Device):
-        return device
-    if not isinstance(device, str):
-        raise TypeError(f"device must be a name or a Device, not {type(device).__name__}")
-    try:
-        return devices.named(device)
-    except ValueError as error:
-        raise ValueError(f"device: {error}") from None

@@ -13,8 +13,6 @@ from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
-from cufa.planner.plan import plan_tiles
-from cufa.problem.problem import Problem
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
@@ -26,15 +24,6 @@ class Built(NamedTuple):
     variant: Any
     compiled: Compiled | CompileError
     seconds: float
-
-
-def refusal(problem: Problem, variant: Variant, device: Device) -> str | None:
-    """Return why a variant cannot run a problem on a device, or None if it can."""
-    try:
-        plan_tiles(problem, device, variant)
-    except ValueError as error:
-        return str(error).removeprefix(f"kernel: {variant!r}: ")
-    return None
 
 
 def _build(variant: Variant | Instance, arch: str) -> Built:

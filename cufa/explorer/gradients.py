@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from cufa.api.attention import attention
 from cufa.arrays import Operands
@@ -149,31 +148,21 @@ class GradientStage(Stage):
         q, k, v, out = self.operands[:4]
         dout = normal(self.xp, out.shape, out.dtype, seed=3)
         self.arrays = dout, q, k, v
-        dropout = problem.of(Dropout)
-        self._extras = Extras(
-            tuple(self.inputs.arrays.get(name) for name in ARRAYS),
-            seed=None if dropout is None else self.inputs.seed,
-        )
-        options = {**problem.asked, **self.inputs.arrays, "scale": problem.scale}
-        options["seed"] = self._extras.seed
+        seed = None if problem.of(Dropout) is None else self.inputs.seed
+        options = {**problem.asked, **self.inputs.arrays, "scale": problem.scale, "seed": seed}
         given, lse = attention(q, k, v, return_lse=True, **options)
-        self._asked = problem
-        self._its = Results(dout, given, lse)
-        self.results = tuple(self.xp.empty(x.shape, x.dtype) for x in (q, k, v))
+        self.results = self.written = tuple(self.xp.empty(x.shape, x.dtype) for x in (q, k, v))
         self.repeated = self.results[1:]  # blocks add to dq in any order
+        self._backward = partial(
+            backward.attention_backward,
+            problem._replace(returns_lse=True),
+            backward.Tensors(q, k, v),
+            Results(dout, given, lse),
+            Gradients(*self.results),
+            Extras(tuple(map(self.inputs.arrays.get, ARRAYS)), seed=seed),
+            deterministic=False,
+        )
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Return a call of the gradients by a variant, compiled in this process."""
-        problem = self._asked._replace(returns_lse=True)
-        tensors = backward.Tensors(*self.arrays[1:])
-        into = Gradients(*self.results)
-        return lambda: backward.attention_backward(
-            problem, tensors, self._its, into, self._extras, deterministic=False, forced=variant
-        )
-
-    def run(self, call: Call) -> None:
-        """Make one call over gradients full of NaN, wait for it, and raise what went wrong."""
-        for each in self.results:
-            each.fill(np.nan)
-        call()
-        self.wait()
+        return partial(self._backward, forced=variant)

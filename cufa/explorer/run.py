@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cufa.arrays import Operands
 from cufa.checks import check_integer
@@ -21,12 +21,10 @@ from cufa.explorer.oracle import same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.score_inputs import ScoreInputs
+from cufa.explorer.stage import Stage
 from cufa.explorer.subject import Judge, Subject
 from cufa.explorer.work import shortest_s
 from cufa.specs.variant import Variant
-
-if TYPE_CHECKING:
-    from cufa.explorer.stage import Stage
 
 
 class Progress(NamedTuple):

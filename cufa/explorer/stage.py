@@ -12,9 +12,7 @@ from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.clock import REST_S, Call, CudaClock
-from cufa.explorer.race import Duel, duel
 from cufa.explorer.score_inputs import ScoreInputs, drawn
-from cufa.explorer.subject import Subject
 from cufa.explorer.work import memory_bound
 from cufa.features.random_arrays import normal
 from cufa.launch.loaded import LoadedKernel
@@ -48,8 +46,9 @@ class Stage:
     operands : Operands
         Q, K and V as the caller gave them, and the result.
     inputs : ScoreInputs
-    results, repeated : tuple of array
-        The arrays that a call writes, and those that have the same bits in each call.
+    results, repeated, written : tuple of array
+        The arrays that a call returns, those that have the same bits in each call, and the memory
+        of the former.
     """
 
     def __init__(
@@ -62,11 +61,8 @@ class Stage:
         import cupy
 
         self.xp: Any = cupy
-        self.errors = (
-            cupy.cuda.runtime.CUDARuntimeError,
-            cupy.cuda.driver.CUDADriverError,
-            MemoryError,
-        )
+        cuda = cupy.cuda
+        self.errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, MemoryError
         self._device = device
         self.inputs = drawn(problem, cupy) if inputs is None else inputs
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
@@ -77,12 +73,12 @@ class Stage:
             shapes = ((b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv))
             q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
         else:
-            q, k, v = (cupy.asarray(x) for x in operands[:3])
+            q, k, v = operands[:3]
         out = padded((b, hq, sq, dv), dtype, cupy.empty)
-        self._out_memory = out if out.base is None else out.base
         self.operands = Operands(q, k, v, out)
         self.results: tuple[Any, ...] = (out,)
         self.repeated = self.results
+        self.written: tuple[Any, ...] = (out if out.base is None else out.base,)
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem
@@ -111,8 +107,9 @@ class Stage:
         return lambda: run(q, k, v, out, 0, *inputs)
 
     def run(self, call: Call) -> None:
-        """Make one call over a result full of NaN, wait for it, and raise what went wrong."""
-        self._out_memory.view(np.uint8).fill(0xFF)
+        """Make one call over results full of NaN, wait for it, and raise what went wrong."""
+        for memory in self.written:
+            memory.view(np.uint8).fill(0xFF)
         call()
         self.wait()
 
@@ -141,12 +138,3 @@ def free_memory() -> None:
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()
-
-
-def duel_of(subject: Subject, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
-    """Time two variants, and their cubins, against each other on a warm card."""
-    stage = subject.stage(None, None)
-    calls = stage.ready(*first), stage.ready(*second)
-    for call in calls:
-        stage.run(call)
-    return duel(*calls, stage.clock(rest_s=0))

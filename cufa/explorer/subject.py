@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from cufa.arrays import Operands
 from cufa.device import Device
-from cufa.explorer import build
+from cufa.explorer import stage as stages
 from cufa.explorer.oracle import Oracle, Verdict
+from cufa.explorer.race import Duel, duel
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.space import Space, variants
 from cufa.explorer.work import flops, nbytes
@@ -20,9 +21,6 @@ from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
-
-if TYPE_CHECKING:
-    from cufa.explorer.stage import Stage
 
 
 class Judge(Protocol):
@@ -46,7 +44,11 @@ class Subject:
 
     def refusal(self, variant: Variant) -> str | None:
         """Return why a variant cannot run, or None if it can."""
-        return build.refusal(self.problem, variant, self.device)
+        try:
+            plan_tiles(self.problem, self.device, variant)
+        except ValueError as error:
+            return str(error).removeprefix(f"kernel: {variant!r}: ")
+        return None
 
     def variants(self, kernels: Iterable[str] | None, space: Space | None) -> list[Variant]:
         """Return the variants to explore, as `cufa.explorer.space.variants`."""
@@ -82,13 +84,11 @@ class Subject:
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return entry.variant(self.problem, self.device)
 
-    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
+    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> stages.Stage:
         """Return the problem on the current GPU, with arrays as in `Run.measure`."""
-        from cufa.explorer.stage import Stage
+        return stages.Stage(self.problem, operands, self.device, inputs)
 
-        return Stage(self.problem, operands, self.device, inputs)
-
-    def judge(self, stage: Stage) -> Judge:
+    def judge(self, stage: stages.Stage) -> Judge:
         """Return the judge of results of a stage."""
         return Oracle(stage.xp, self.problem, *stage.operands[:3], stage.inputs)
 
@@ -99,3 +99,12 @@ class Subject:
     def nbytes(self) -> int:
         """Return the bytes that a call moves at least."""
         return nbytes(self.problem)
+
+
+def duel_of(subject: Subject, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
+    """Time two variants, and their cubins, against each other on a warm card."""
+    stage = subject.stage(None, None)
+    calls = stage.ready(*first), stage.ready(*second)
+    for call in calls:
+        stage.run(call)
+    return duel(*calls, stage.clock(rest_s=0))
