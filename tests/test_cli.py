@@ -414,7 +414,7 @@ def test_explain_a_forced_kernel(capsys: Captured) -> None:
 
 def test_explain_says_when_a_table_was_used(capsys: Captured) -> None:
     gpu = device.named("h100")
-    problem = cli.explain.one_problem(
+    problem = cli.parser.one_problem(
         cli._parser().parse_args(["explain", "--q", "4,32,4096,128", "--gpu", "h100"])
     )
     entry = Entry("fa2_mma", TileShape(64, 32, 2, 4, 1))
@@ -488,7 +488,7 @@ def test_info_names_the_kernels_of_a_gpu(
     monkeypatch.setattr(device, "of_id", lambda number: gpu)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     (tmp_path / "kernel").write_bytes(bytes(2048))
-    problem = cli.explain.one_problem(
+    problem = cli.parser.one_problem(
         cli._parser().parse_args(["explain", "--q", "4,32,4096,128", "--gpu", "rtx4090"])
     )
     entry = Entry("fa2_mma", TileShape(64, 32, 1, 4, 1))

@@ -257,7 +257,8 @@ def test_without_rich_a_terminal_gets_plain_lines(
     for name in [n for n in sys.modules if n.split(".")[0] == "rich"] + ["rich", "rich.console"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert table.console(Terminal()) is None
-    assert isinstance(watch.watch(), watch.Lines)
+    with watch.watch() as show:
+        assert isinstance(show, watch.Lines)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------

@@ -92,17 +92,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         return status
     except SystemExit as stop:  # argparse ends so, after --help and after an error
         return int(stop.code or 0)
-    except CommandError as failure:
-        print(f"{prog}: error: {failure}", file=sys.stderr)
-        return failure.status
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         raise
-    except (OSError, MemoryError, RuntimeError) as error:  # a full disk, what CUDA and CuPy raise
+    # Arguments that do not fit each other, a full disk, what CUDA and CuPy raise.
+    except (CommandError, ValueError, OSError, MemoryError, RuntimeError) as error:
         print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        if isinstance(error, CommandError):
+            return error.status
+        return 2 if isinstance(error, ValueError) else 1
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> None:

@@ -28,20 +28,8 @@ from contextlib import closing
 
 from cufa import device as devices
 from cufa import disk_cache
-from cufa.cli import explain_backward, machine, table
-from cufa.cli.parser import (
-    CommandError,
-    Parser,
-    add_device,
-    add_flag,
-    add_jobs,
-    add_masks,
-    add_precision,
-    add_scores,
-    has_scores,
-    masks_of,
-    problem_of,
-)
+from cufa.cli import machine, parser, table
+from cufa.cli.explain import plan_of_gradients
 from cufa.cli.values import Shapes, count, shapes
 from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
@@ -75,59 +63,43 @@ _SECONDS = 4.0
 """A kernel's compilation on one core: 424 kernels of bfloat16 took 15 minutes on two."""
 
 
-def add(parser: Parser) -> None:
+def add(command: parser.Parser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--for",
-        dest="problems",
-        type=shapes,
-        nargs="+",
-        metavar="Q[:K[:V]]",
-        help="shapes B,H,S,D of problems; K is like Q, and V like K, where left out",
+    text = "shapes B,H,S,D of problems; K is like Q, and V like K, where left out"
+    command.add_argument(
+        "--for", dest="problems", type=shapes, nargs="+", metavar="Q[:K[:V]]", help=text
     )
-    parser.add_argument(
-        "--decode",
-        dest="decodes",
-        type=shapes,
-        nargs="+",
-        metavar="Q:K[:V]",
-        help="the same of problems of cufa.decode, whose caches have room for S keys a sequence",
+    text = "the same of problems of cufa.decode, whose caches have room for S keys a sequence"
+    command.add_argument(
+        "--decode", dest="decodes", type=shapes, nargs="+", metavar="Q:K[:V]", help=text
     )
-    parser.add_argument(
-        "--page-size",
-        type=count,
-        metavar="N",
-        help="with --decode: keys of a page, of caches that are paged",
+    text = "with --decode: keys of a page, of caches that are paged"
+    command.add_argument("--page-size", type=count, metavar="N", help=text)
+    text = "with --decode: of keys and values in 8 bits, with float16 and bfloat16 queries"
+    command.add_argument("--cache-dtype", choices=_CACHE_DTYPES, help=text)
+    parser.add_scores(command.add_argument_group("the scores, with --for or --decode"))
+    text = (
+        "with --for: such problems with lengths_k or lengths_q, or as batches of "
+        "cufa.attention_varlen"
     )
-    parser.add_argument(
-        "--cache-dtype",
-        choices=_CACHE_DTYPES,
-        help="with --decode: of keys and values in 8 bits, with float16 and bfloat16 queries",
-    )
-    add_scores(parser.add_argument_group("the scores, with --for or --decode"))
-    parser.add_argument(
-        "--lengths",
-        choices=("padded", "varlen"),
-        help="with --for: such problems with lengths_k or lengths_q, or as batches of "
-        "cufa.attention_varlen",
-    )
+    command.add_argument("--lengths", choices=("padded", "varlen"), help=text)
     text = "with --for: the kernels of their gradients, too; forward with the log-sum-exp"
-    add_flag(parser, "--backward", text)
-    add_precision(parser, "with --for: the kernels of such calls in 8 bits instead")
-    parser.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
-    add_masks(parser)
-    add_jobs(parser)
-    add_device(
-        parser,
-        "GPU to compile for: this machine's by default.",
-        of_arch="all well-known GPUs of it",
-    )
+    parser.add_flag(command, "--backward", text)
+    parser.add_precision(command, "with --for: the kernels of such calls in 8 bits instead")
+    command.add_argument("--dtype", choices=DTYPES, help="one element type (default: all)")
+    parser.add_masks(command)
+    parser.add_jobs(command)
+    why = "GPU to compile for: this machine's by default."
+    parser.add_device(command, why, of_arch="all well-known GPUs of it")
 
 
 def run(options: argparse.Namespace) -> int:
     """Compile what is missing."""
     machine.check_compiler()
-    gpus = _gpus(options)
+    gpus = [machine.chosen_gpu(options)]
+    if options.arch is not None:
+        gpus = devices.all_of_arch(options.arch.arch)
+    _check(options)
     arch, names = gpus[0].arch, ", ".join(gpu.name for gpu in gpus)
     # GPUs of one architecture plan alike for the most part.
     variants = list(dict.fromkeys(v for gpu in gpus for v in _variants(options, gpu)))
@@ -138,18 +110,16 @@ def run(options: argparse.Namespace) -> int:
         kernels, duration = counted(len(missing), "kernel"), _duration(missing, options.jobs)
         print(f"{kernels} to compile for {arch}, about {duration}", flush=True)
     started = time.perf_counter()
-    written: list[Variant | Instance] = []
-    failed: list[Variant | Instance] = []
+    stored: list[bool] = []
     try:
         with closing(build.compile_all(missing, arch, options.jobs)) as built:
             for done, each in enumerate(built, 1):
-                stored = _store(each, arch, f"[{done}/{len(missing)}]")
-                (written if stored else failed).append(each.variant)
+                stored.append(_store(each, arch, f"[{done}/{len(missing)}]"))
     finally:  # also after Ctrl-C
-        wall = time.perf_counter() - started
+        wall, failed = time.perf_counter() - started, stored.count(False)
         print(
-            f"{counted(len(written), 'kernel')} for {arch} ({names}) written in "
-            f"{wall:.1f} s; {there} there before" + (f", {len(failed)} failed" if failed else "")
+            f"{counted(sum(stored), 'kernel')} for {arch} ({names}) written in {wall:.1f} s; "
+            f"{there} there before" + (f", {failed} failed" if failed else "")
         )
         print(disk_cache.folder() / "kernels")
     return 1 if failed else 0
@@ -161,13 +131,6 @@ def _duration(missing: list[Variant | Instance], jobs: int | None) -> str:
     seconds = len(missing) * _SECONDS / threads
     shown = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
     return f"{shown} on {counted(threads, 'thread')}"
-
-
-def _gpus(options: argparse.Namespace) -> list[Device]:
-    """Return the GPUs to compile for, all of one architecture."""
-    if options.arch is not None:
-        return devices.all_of_arch(options.arch.arch)
-    return [machine.chosen_gpu(options)]
 
 
 def _is_there(variant: Variant | Instance, arch: str) -> bool:
@@ -191,54 +154,51 @@ def _store(built: build.Built, arch: str, position: str) -> bool:
     return True
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that need others."""
+    if not options.decodes:
+        parser.refuse(options, ("page_size", "cache_dtype"), "is for --decode")
+    if not options.problems:
+        parser.refuse(options, ("lengths", "backward"), "is for --for")
+    if options.backward or options.decodes or not options.problems:
+        parser.refuse(options, ("precision",), "is for --for, without --backward and --decode")
+    if not options.problems and not options.decodes and parser.has_scores(options):
+        raise parser.CommandError("scores are for problems of --for or --decode")
+
+
 def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Instance]:
     """Return what to compile for a GPU."""
-    masks = masks_of(options)
+    masks = parser.masks_of(options)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
-    for name in ("page_size", "cache_dtype"):
-        if getattr(options, name) and not options.decodes:
-            raise CommandError(f"--{name.replace('_', '-')} is for --decode")
-    if options.lengths and not options.problems:
-        raise CommandError("--lengths is for --for")
-    if options.backward and not options.problems:
-        raise CommandError("--backward is for --for")
-    if options.precision and (options.backward or options.decodes or not options.problems):
-        raise CommandError("--precision is for --for, without --backward and --decode")
-    if options.problems is None and options.decodes is None:
-        if has_scores(options):
-            raise CommandError("scores are for problems of --for or --decode")
+    if not options.problems and not options.decodes:
         own = [v for v in _all(device) if v.causal in masks]
         return [v for v in [*own, *decode_variants(device, masks)] if v.dtype in dtypes]
 
     def problems(given: list[Shapes] | None) -> list[Problem]:
         return [
-            problem_of(each, dtype, causal, options)
+            parser.problem_of(each, dtype, causal, options)
             for each in given or ()
             for dtype in dtypes
             for causal in masks
         ]
 
-    try:
-        table = user_table(device)
-        asked = _with_lengths(problems(options.problems), options.lengths)
-        if options.precision:
-            return [kernel for each in asked for kernel in kernels(each, device)]
+    asked = _with_lengths(problems(options.problems), options.lengths)
+    if options.precision:
+        return [kernel for each in asked for kernel in kernels(each, device)]
+    table = user_table(device)
+    found: list[Variant | Instance] = []
+    for each in asked:
+        whole = each._replace(returns_lse=each.returns_lse or options.backward)
+        # And the kernel that replaces decode in a capture without memory for it.
+        found += (choose(whole, device, table=table).variant for choose in (plan, plan_tiles))
         if options.backward:
-            asked = [each._replace(returns_lse=True) for each in asked]
-        found: list[Variant | Instance] = []
-        for each in asked:
-            # And the kernel that replaces decode in a capture without memory for it.
-            found += (choose(each, device, table=table).variant for choose in (plan, plan_tiles))
-        for each in problems(options.decodes):
-            in_cache = _of_decode(each, options.page_size, options.cache_dtype)
-            if in_cache is not None:
-                found.append(plan_splits(in_cache, device).variant)
-        for each in asked if options.backward else ():
-            steps = explain_backward.planned(each, device, deterministic=False).steps
+            steps = plan_of_gradients(whole, device, deterministic=False).steps
             found += (step.instance for step in steps)
-        return found
-    except ValueError as error:
-        raise CommandError(error) from error
+    for each in problems(options.decodes):
+        in_cache = _of_decode(each, options.page_size, options.cache_dtype)
+        if in_cache is not None:
+            found.append(plan_splits(in_cache, device).variant)
+    return found
 
 
 def _with_lengths(problems: list[Problem], how: str | None) -> list[Problem]:
@@ -268,7 +228,7 @@ def _of_decode(problem: Problem, page_size: int | None, cache_dtype: str | None)
     """
     others = [name for name in problem.score if name not in DECODE_SCORE]
     if others:
-        raise CommandError(f"--decode: no {part_named(others[0]).argument} there")
+        raise parser.CommandError(f"--decode: no {part_named(others[0]).argument} there")
     found = problem.in_cache
     if cache_dtype is not None:
         found = found._replace(kv_dtype=_CACHE_DTYPES[cache_dtype])

@@ -14,11 +14,6 @@ from cufa.cli.parser import CommandError
 _TOOL = "nvdisasm"
 
 
-def _toolkits() -> list[Path]:
-    homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
-    return [Path(home) / "bin" for home in homes if home]
-
-
 def _packages() -> list[Path]:
     """Return the folders of programs in the pip packages of CUDA, the newest CUDA first."""
     shared = importlib.util.find_spec("nvidia")  # a namespace of all of them
@@ -31,9 +26,9 @@ def find() -> str:
 
     cuobjdump needs it too, so there is no use in looking for that.
     """
-    program = shutil.which(_TOOL)
-    for folder in (*_toolkits(), *_packages()):
-        program = program or shutil.which(_TOOL, path=str(folder))
+    homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
+    folders = os.pathsep.join([*(f"{home}/bin" for home in homes), *map(str, _packages())])
+    program = shutil.which(_TOOL) or shutil.which(_TOOL, path=folders)
     if program is None:
         raise CommandError(f"{_TOOL} is needed for SASS: pip install nvidia-cuda-nvdisasm")
     return program

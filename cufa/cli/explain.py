@@ -16,25 +16,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from cufa.cli import explain_backward, machine, table
-from cufa.cli.parser import (
-    CommandError,
-    Parser,
-    add_device,
-    add_flag,
-    add_precision,
-    add_problem,
-    one_problem,
-)
+from cufa.cli import machine, parser, table
 from cufa.cli.values import kernel
 from cufa.device import Device
+from cufa.explorer.occupancy import register_bound
 from cufa.explorer.table import counted, problem_text
+from cufa.features.sinks import Sinks
 from cufa.planner.attention import Planner
+from cufa.planner.backward import BackwardPlan
+from cufa.planner.backward_model import explained
 from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.planner.plan import Plan
+from cufa.problem.parse_backward import TENSORS
 from cufa.problem.problem import Problem
-from cufa.specs import KERNELS
+from cufa.specs import BACKWARD_KERNELS, KERNELS
 from cufa.tuned import user_table
 
 _MEANING = {
@@ -52,80 +48,114 @@ _MEANING = {
     "schedule": "how the kernel orders its work",
     "score": "what becomes of the scores before the softmax",
     "kv": "how K and V are found",
-}
-
-_OF_8_BITS = {
-    **_MEANING,
     "piece": "columns of V of which P V is computed at once",
     "in_flight": "pieces that are computed at once",
 }
+_IN_GRADIENTS = {
+    **_MEANING,
+    "head_dim": "columns of Q, K, dQ and dK",
+    "head_dim_v": "columns of V, dO and dV",
+    "stages": "depth of the ring of Q and dO in shared memory",
+}
+_TILE_OF_GRADIENTS = ("head_dim", "head_dim_v", "bm", "bn", "stages", "warps", "blocks_per_sm")
 _ALTERNATIVES = 5  # variants that are shown
 
+_Rows = Iterator[tuple[object, ...]]
 
-def add(parser: Parser) -> None:
+
+def add(command: parser.Parser) -> None:
     """Add the command's options."""
-    add_problem(parser)
-    parser.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
-    add_flag(parser, "--batch-invariant", "the same bits alone and in any batch")
-    add_precision(parser, "the plan of such a call in 8 bits")
-    add_flag(parser, "--backward", "the plan of cufa.attention_backward")
-    add_flag(parser, "--deterministic", "with --backward: sums in a fixed order")
-    add_device(parser, "This machine's by default; one that is named need not be here.")
+    parser.add_problem(command)
+    command.add_argument("--kernel", type=kernel, metavar="NAME", help="a kernel to force")
+    parser.add_flag(command, "--batch-invariant", "the same bits alone and in any batch")
+    parser.add_precision(command, "the plan of such a call in 8 bits")
+    parser.add_flag(command, "--backward", "the plan of cufa.attention_backward")
+    parser.add_flag(command, "--deterministic", "with --backward: sums in a fixed order")
+    parser.add_device(command, "This machine's by default; one that is named need not be here.")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
-    problem = one_problem(options)
+    problem = parser.one_problem(options)
     _check(options)
     device = machine.chosen_gpu(options)
+    text = problem_text(problem)
     if options.backward:
-        explain_backward.show(problem, device, options.deterministic)
-        return 0
-    try:
-        if options.precision:
-            _print(problem, device, plan_fp8(problem, device, options.kernel))
-            return 0
+        text = f"gradients of {', '.join(wrt_of(problem))}; {text}"
+        rows = _of_gradients(problem, device, options.deterministic)
+    elif options.precision:
+        text += ", in 8 bits"
+        rows = _of_call(problem, device, plan_fp8(problem, device, options.kernel))
+    else:
         tuned, invariant = user_table(device), options.batch_invariant
-        found = Planner(problem, device, options.kernel, tuned, invariant).explained(problem)
-    except ValueError as error:
-        raise CommandError(error) from error
-    _print(problem, device, found)
+        planner = Planner(problem, device, options.kernel, tuned, invariant)
+        rows = _of_call(problem, device, planner.explained(problem))
+    gpu = f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"
+    table.pairs([("problem", text), ("GPU", gpu), *rows])
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.deterministic and not options.backward:
-        raise CommandError("--deterministic is for --backward")
-    for flag in ("kernel", "batch_invariant", "precision") if options.backward else ():
-        if getattr(options, flag):
-            name = flag.replace("_", "-")
-            raise CommandError(
-                f"--{name} is not for --backward: a dtype has one kernel of gradients"
-            )
+    if options.backward:
+        why = "is not for --backward: a dtype has one kernel of gradients"
+        parser.refuse(options, ("kernel", "batch_invariant", "precision"), why)
+    else:
+        parser.refuse(options, ("deterministic",), "is for --backward")
 
 
-def _print(problem: Problem, device: Device, found: Plan | DecodePlan | Fp8Plan) -> None:
-    variant, is_8_bits = found.variant, isinstance(found, Fp8Plan)
-    rows: list[tuple[object, ...]] = [
-        ("problem", problem_text(problem) + ", in 8 bits" * is_8_bits),
-        ("GPU", f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"),
-        ("variant", variant),
-        ("  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"),
-        *_arguments(found),
-        ("grid", f"{counted(found.grid, 'block')} for {_work(problem, found)}"),
-        ("block", f"{found.block} threads"),
-        ("shared memory", f"{found.smem_bytes} bytes a block"),
-    ]
+def wrt_of(problem: Problem) -> tuple[str, ...]:
+    """Return the arrays of a problem that have gradients: q, k, v, and sinks if there are any."""
+    return TENSORS if problem.of(Sinks) is None else (*TENSORS, "sinks")
+
+
+def plan_of_gradients(problem: Problem, device: Device, deterministic: bool) -> BackwardPlan:
+    """Return the plan of all gradients of a problem."""
+    return explained(problem, device, wrt_of(problem), deterministic, table=user_table(device))
+
+
+def _of_gradients(problem: Problem, device: Device, deterministic: bool) -> _Rows:
+    """Yield what the plan of gradients is like."""
+    found = plan_of_gradients(problem, device, deterministic)
+    variant, times = found.variant, [f"{us:.1f} us on an H200" for us in found.expected_us]
+    for i, step in enumerate(found.steps):
+        yield f"launch {i + 1}", step.instance
+        if step.instance.kernel in BACKWARD_KERNELS:
+            for name in _TILE_OF_GRADIENTS:
+                yield f"  {name}", getattr(variant, name), _IN_GRADIENTS[name]
+            most = register_bound(device, step.threads, variant.blocks_per_sm)
+            yield "  registers", f"at most {most} a thread"
+        yield "  grid", f"{counted(step.grid, 'block')} of {step.threads} threads"
+        yield "  shared memory", f"{step.instance.smem_bytes} bytes a block"
+        if times:
+            yield "  expected", times[i]
+    order = "tiles of keys add to dq in a fixed order" if deterministic else "as blocks come"
+    yield "sums of dq", order
+    yield "workspace", f"{4 * found.workspace_words} bytes of global memory"
+    yield "reason", found.reason
+    if times:
+        yield "expected", f"{sum(found.expected_us):.1f} us on an H200"
+
+
+def _of_call(problem: Problem, device: Device, found: Plan | DecodePlan | Fp8Plan) -> _Rows:
+    """Yield what the plan of a call is like."""
+    variant = found.variant
+    yield "variant", variant
+    yield "  kernel", variant.kernel, f"cufa/kernels/{variant.kernel}.cu"
+    yield from _arguments(found)
+    yield "grid", f"{counted(found.grid, 'block')} for {_work(problem, found)}"
+    yield "block", f"{found.block} threads"
+    yield "shared memory", f"{found.smem_bytes} bytes a block"
     if not isinstance(found, Fp8Plan):
-        rows += [*_beside(found), *_expected(found, device)]
-    table.pairs([*rows, ("reason", found.reason)])
+        yield from _beside(found)
+        yield from _expected(found, device)
+    yield "reason", found.reason
 
 
-def _arguments(found: Plan | DecodePlan | Fp8Plan) -> Iterator[tuple[object, ...]]:
+def _arguments(found: Plan | DecodePlan | Fp8Plan) -> _Rows:
     """Yield the template arguments, and what they mean."""
     if isinstance(found, Fp8Plan):
         for name, value in found.tile._asdict().items():
-            yield f"  {name}", value, _OF_8_BITS[name]
+            yield f"  {name}", value, _MEANING[name]
         return
     variant = found.variant
     shown = "dtype", "score", "kv", *KERNELS[variant.kernel].arguments
@@ -147,7 +177,7 @@ def _work(problem: Problem, found: Plan | DecodePlan | Fp8Plan) -> str:
     return work + f" x {counted(found.q_tiles, 'tile')} of queries"
 
 
-def _expected(found: Plan | DecodePlan, device: Device) -> Iterator[tuple[object, ...]]:
+def _expected(found: Plan | DecodePlan, device: Device) -> _Rows:
     """Yield the times that are expected of the variant, and of the fastest alternatives."""
     times = dict(found.expected_us)
     if found.variant in times:
@@ -160,7 +190,7 @@ def _expected(found: Plan | DecodePlan, device: Device) -> Iterator[tuple[object
         yield "", f"and {len(times) - _ALTERNATIVES} slower ones"
 
 
-def _beside(found: Plan | DecodePlan) -> Iterator[tuple[str, str]]:
+def _beside(found: Plan | DecodePlan) -> _Rows:
     """Yield the order of tiles, and the memory that a launch needs in addition to the arrays."""
     if isinstance(found, DecodePlan):
         if found.splits == 1:

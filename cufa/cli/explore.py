@@ -19,67 +19,43 @@ import argparse
 import sys
 
 from cufa import explorer
-from cufa.cli import machine, table
-from cufa.cli.parser import (
-    CommandError,
-    Parser,
-    add_device,
-    add_flag,
-    add_jobs,
-    add_problem,
-    one_problem,
-)
+from cufa.cli import machine, parser, table
 from cufa.cli.values import axis, count, kernel, output, picture, variant
 from cufa.cli.watch import watch
 from cufa.device import Device
-from cufa.explorer import gradients
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.space import Space, variants
-from cufa.explorer.table import cells, headers, heading
+from cufa.explorer.table import heading, lines
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
-def add(parser: Parser) -> None:
+def add(command: parser.Parser) -> None:
     """Add the command's options."""
-    add_problem(parser)
-    space = parser.add_argument_group(
-        "the variants",
-        "By default, the tiles that make sense for the kernel that the planner takes.",
-    )
-    space.add_argument(
-        "--kernel", type=kernel, action="append", metavar="NAME", help="a kernel (repeatable)"
-    )
-    space.add_argument(
-        "--space",
-        type=axis,
-        action="append",
-        metavar="ARG=N,N",
-        help="values of a template argument in place of the default ones: bm=64,128 (repeatable)",
-    )
-    space.add_argument(
-        "--variant",
-        type=variant,
-        action="append",
-        metavar="VARIANT",
-        help="one variant in full, alone or with those of --kernel and --space (repeatable)",
-    )
+    parser.add_problem(command)
+    text = "By default, the tiles that make sense for the kernel that the planner takes."
+    space = command.add_argument_group("the variants", text)
+    text = "a kernel (repeatable)"
+    space.add_argument("--kernel", type=kernel, action="append", metavar="NAME", help=text)
+    text = "values of a template argument in place of the default ones: bm=64,128 (repeatable)"
+    space.add_argument("--space", type=axis, action="append", metavar="ARG=N,N", help=text)
+    text = "one variant in full, alone or with those of --kernel and --space (repeatable)"
+    space.add_argument("--variant", type=variant, action="append", metavar="VARIANT", help=text)
     text = "gradients instead: the tiles of their kernel, all launches of a call timed together"
-    add_flag(space, "--backward", text)
-    add_jobs(parser)
-    add_device(parser, "This machine's by default. One that is named need not be here.")
-    results = parser.add_argument_group("the results")
+    parser.add_flag(space, "--backward", text)
+    parser.add_jobs(command)
+    parser.add_device(command, "This machine's by default. One that is named need not be here.")
+    results = command.add_argument_group("the results")
     results.add_argument("--top", type=count, metavar="N", help="print only the first N")
     results.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
     results.add_argument("--csv", type=output, metavar="FILE", help="write the rows as CSV")
-    results.add_argument(
-        "--plot", type=picture, metavar="FILE", help="draw them; the suffix names the format"
-    )
+    text = "draw them; the suffix names the format"
+    results.add_argument("--plot", type=picture, metavar="FILE", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
     """Explore, write the files, print the table."""
-    problem = one_problem(options)
+    problem = parser.one_problem(options)
     machine.check_compiler()
     named: Device | None = options.gpu or options.arch
     device = named or machine.current_gpu("name one, such as --gpu h100, to compile without timing")
@@ -111,19 +87,16 @@ def _space(options: argparse.Namespace, problem: Problem, device: Device) -> Spa
     """Return the variants that the options ask for, or of gradients the values of arguments."""
     named: list[Variant] = options.variant or []
     if options.backward and (named or options.kernel):
-        raise CommandError("--backward: the dtype and the GPU choose the kernel; choose by --space")
+        why = "--backward: the dtype and the GPU choose the kernel; choose by --space"
+        raise parser.CommandError(why)
     if named and not options.space and not options.kernel:
         return named
     axes: dict[str, list[int]] = {}
     for name, values in options.space or ():
         axes.setdefault(name, []).extend(values)
-    try:
-        if options.backward:
-            gradients.variants(problem, device, axes)
-            return axes
-        return [*variants(problem, device, options.kernel, axes), *named]
-    except (TypeError, ValueError) as error:
-        raise CommandError(error) from error
+    if options.backward:
+        return axes
+    return [*variants(problem, device, options.kernel, axes), *named]
 
 
 def _write(exploration: Exploration, options: argparse.Namespace) -> None:
@@ -141,9 +114,8 @@ def _write(exploration: Exploration, options: argparse.Namespace) -> None:
 def _print(exploration: Exploration, top: int | None) -> None:
     """Print the first `top` rows, or all, and what is left out."""
     print(f"{heading(exploration)}\n")
-    timed, planned = exploration.timed, exploration.planned
-    rows = [cells(row, timed, planned) for row in exploration.rows[:top]]
-    table.show(headers(timed), rows)
+    headers, *rows = lines(exploration, top)
+    table.show(headers, rows)
     left_out = len(exploration.rows) - len(rows)
     if left_out:
         print(f"and {left_out} more")

@@ -36,28 +36,31 @@ def add(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print all that is found."""
     device, about = _device()
-    table.pairs(
-        (
-            ("cufa", f"{__version__}, kernel sources {source.digest()}"),
-            ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
-            ("CuPy", _if_there(lambda: machine.cupy().__version__)),
-            ("NVRTC", _if_there(_nvrtc_version)),
-            ("driver", _driver()),
-            ("GPU", about),
-            *_caches(),
-            *_tuned_table(device),
-            *_kernels(device),
-        )
-    )
+    cupys = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
+    rows = [
+        ("cufa", f"{__version__}, kernel sources {source.digest()}"),
+        ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
+        ("CuPy", _if_there(lambda: machine.cupy().__version__)),
+        ("NVRTC", _if_there(_nvrtc_version)),
+        ("driver", _driver()),
+        ("GPU", about),
+        ("cufa's cache", _own_cache()),
+        ("CuPy's cache", _folder_text(Path(cupys))),
+    ]
+    if device is None:
+        rows.append(("kernels", "none: NumPy arrays are computed on the CPU"))
+    else:
+        rows += [("tuned table", _tuned_table(device)), *_kernels(device)]
+    table.pairs(rows)
     return 0
 
 
-def _if_there(read: Callable[[], object]) -> object:
+def _if_there(read: Callable[[], str]) -> str:
     """Return what a function reads, or why it is missing."""
     try:
         return read()
     except CommandError as failure:
-        return failure
+        return str(failure)
 
 
 def _nvrtc_version() -> str:
@@ -95,11 +98,6 @@ def _device() -> tuple[Device | None, str]:
     )
 
 
-def _caches() -> list[tuple[str, str]]:
-    cupys = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
-    return [("cufa's cache", _own_cache()), ("CuPy's cache", _folder_text(Path(cupys)))]
-
-
 def _own_cache() -> str:
     try:
         folder = disk_cache.folder()
@@ -115,24 +113,19 @@ def _folder_text(folder: Path) -> str:
     return f"{folder}, {table.size_text(disk_cache.size_bytes(folder))}"
 
 
-def _tuned_table(device: Device | None) -> list[tuple[str, str]]:
+def _tuned_table(device: Device) -> str:
     """Return the tuned table that plans for a GPU follow."""
-    if device is None:
-        return []
     found = tuned.user_table(device)
     if found is not None:
-        text = f"user's table: {len(found.entries)} classes of problems, {found.date}"
-        return [("tuned table", text)]
+        return f"user's table: {len(found.entries)} classes of problems, {found.date}"
     try:
-        return [("tuned table", f"none: 'python -m cufa tune' writes {tuned.user_path(device)}")]
+        return f"none: 'python -m cufa tune' writes {tuned.user_path(device)}"
     except OSError as error:
-        return [("tuned table", f"none: {error}")]
+        return f"none: {error}"
 
 
-def _kernels(device: Device | None) -> list[tuple[str, str]]:
+def _kernels(device: Device) -> list[tuple[str, str]]:
     """Return the kernel of each element type, for a typical problem."""
-    if device is None:
-        return [("kernels", "none: NumPy arrays are computed on the CPU")]
     rows = []
     for dtype in DTYPES:
         problem = Problem.of_shapes(_TYPICAL, _TYPICAL, _TYPICAL, dtype=dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -19,7 +19,10 @@ PROGRAM = "python -m cufa"
 
 
 class CommandError(Exception):
-    """Ends a command, with one line for its user and the exit status."""
+    """Ends a command, with one line for its user and the exit status.
+
+    A ValueError does the same, with status 2.
+    """
 
     def __init__(self, message: object, status: int = 2) -> None:
         super().__init__(" ".join(str(message).split()))
@@ -78,13 +81,9 @@ def add_problem(parser: Parser) -> None:
     """Add the options that say one problem."""
     group = parser.add_argument_group("the problem")
     add_shapes(group, {"required": True}, of_q=": 4,32,4096,128")
+    text = "with a causal mask, aligned so (default: bottom-right)"
     group.add_argument(
-        "--causal",
-        nargs="?",
-        const="bottom-right",
-        default=False,
-        choices=CAUSAL,
-        help="with a causal mask, aligned so (default: bottom-right)",
+        "--causal", nargs="?", const="bottom-right", default=False, choices=CAUSAL, help=text
     )
     add_scores(group)
 
@@ -98,18 +97,14 @@ def add_shapes(
         options = {**how, **(how_q if name == "q" else {})}
         text = f"shape of {name}{default}{more}"
         group.add_argument(f"--{name}", type=values.shape, metavar="B,H,S,D", help=text, **options)
-    group.add_argument(
-        "--dtype", choices=DTYPES, default="float16", help="element type (default: float16)"
-    )
+    text = "element type (default: float16)"
+    group.add_argument("--dtype", choices=DTYPES, default="float16", help=text)
 
 
 def add_masks(group: Any) -> None:
     """Add the choice between problems with a causal mask and problems without."""
-    group.add_argument(
-        "--causal",
-        action=argparse.BooleanOptionalAction,
-        help="with a causal mask only, or without only (default: both)",
-    )
+    text = "with a causal mask only, or without only (default: both)"
+    group.add_argument("--causal", action=argparse.BooleanOptionalAction, help=text)
 
 
 def masks_of(options: argparse.Namespace) -> tuple[bool, ...]:
@@ -130,12 +125,9 @@ def add_scores(group: Any) -> None:
                 metavar=option.metavar,
                 help=option.help,
             )
+    text = f"an array: {', '.join(values.known_arrays())} (repeatable)"
     group.add_argument(
-        "--beside",
-        type=values.array_dtype,
-        action="append",
-        metavar="NAME[:DTYPE]",
-        help=f"an array: {', '.join(values.known_arrays())} (repeatable)",
+        "--beside", type=values.array_dtype, action="append", metavar="NAME[:DTYPE]", help=text
     )
     text = "with the log-sum-exp, for which a softcap in bfloat16 is more exact"
     add_flag(group, "--return-lse", text)
@@ -157,6 +149,13 @@ def has_scores(options: argparse.Namespace) -> bool:
     return is_asked or options.beside is not None or options.return_lse
 
 
+def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Refuse options of these names, if they were given; `why` ends the message."""
+    for name in names:
+        if getattr(options, name):
+            raise CommandError(f"--{name.replace('_', '-')} {why}")
+
+
 def one_problem(options: argparse.Namespace) -> Problem:
     """Return the problem that the options of `add_problem` say."""
     shapes = values.shapes_of(options.q, options.k, options.v)
@@ -168,12 +167,9 @@ def problem_of(
 ) -> Problem:
     """Return the problem of three shapes, and of the options of `add_scores`.
 
-    `CommandError` where they do not fit each other.
+    ValueError or `CommandError` where they do not fit each other.
     """
-    try:
-        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **asked(options))
-    except ValueError as error:
-        raise CommandError(error) from error
+    problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **asked(options))
     parts = options.beside or ()
     if len({part.argument for part in parts}) < len(parts):
         raise CommandError("--beside: each array has one dtype, and comes once")
@@ -188,11 +184,10 @@ def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -
     """
     group = parser.add_argument_group("the GPU", why)
     either = group.add_mutually_exclusive_group()
-    for flag, read, metavar, text in (
-        ("--gpu", values.gpu, "NAME", "a well-known GPU, such as h100"),
-        ("--arch", values.architecture, "SM", f"{of_arch}, such as sm_86"),
-    ):
-        either.add_argument(flag, type=read, metavar=metavar, help=text)
+    text = "a well-known GPU, such as h100"
+    either.add_argument("--gpu", type=values.gpu, metavar="NAME", help=text)
+    text = f"{of_arch}, such as sm_86"
+    either.add_argument("--arch", type=values.architecture, metavar="SM", help=text)
 
 
 def add_jobs(parser: Parser) -> None:

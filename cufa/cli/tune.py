@@ -21,19 +21,7 @@ import json
 import sys
 from statistics import geometric_mean
 
-from cufa.cli import machine, table
-from cufa.cli.parser import (
-    CommandError,
-    Parser,
-    add_flag,
-    add_jobs,
-    add_masks,
-    add_scores,
-    add_shapes,
-    has_scores,
-    masks_of,
-    problem_of,
-)
+from cufa.cli import machine, parser, table
 from cufa.cli.values import Shapes, output
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
@@ -41,18 +29,19 @@ from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
 from cufa.problem.problem import Problem
 
 
-def add(parser: Parser) -> None:
+def add(command: parser.Parser) -> None:
     """Add the command's options."""
-    group = parser.add_argument_group("the problems")
+    group = command.add_argument_group("the problems")
     text = "hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384"
-    add_flag(group, "--standard", text)
-    add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
-    add_masks(group)
-    add_scores(group)
-    add_flag(parser, "--backward", "gradients instead: all launches of a call timed together")
-    add_jobs(parser)
-    add_flag(parser, "--dry-run", "keep nothing, only print")
-    parser.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
+    parser.add_flag(group, "--standard", text)
+    parser.add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
+    parser.add_masks(group)
+    parser.add_scores(group)
+    text = "gradients instead: all launches of a call timed together"
+    parser.add_flag(command, "--backward", text)
+    parser.add_jobs(command)
+    parser.add_flag(command, "--dry-run", "keep nothing, only print")
+    command.add_argument("--json", type=output, metavar="FILE", help="write everything as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,16 +73,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard == bool(options.q):
-        raise CommandError("either --standard or at least one --q is needed")
-    masks = masks_of(options)
+        raise parser.CommandError("either --standard or at least one --q is needed")
+    masks = parser.masks_of(options)
     if options.standard:
         if options.k or options.v:
-            raise CommandError("--standard has shapes of its own: give no --k and no --v")
-        if has_scores(options):
-            raise CommandError("--standard has scores of its own: say nothing of them")
+            raise parser.CommandError("--standard has shapes of its own: give no --k and no --v")
+        if parser.has_scores(options):
+            raise parser.CommandError("--standard has scores of its own: say nothing of them")
         return standard_problems((options.dtype,), masks=masks)
     shapes = _shapes(options)
-    return [problem_of(each, options.dtype, causal, options) for each in shapes for causal in masks]
+    return [
+        parser.problem_of(each, options.dtype, causal, options)
+        for each in shapes
+        for causal in masks
+    ]
 
 
 def _shapes(options: argparse.Namespace) -> list[Shapes]:
@@ -103,7 +96,7 @@ def _shapes(options: argparse.Namespace) -> list[Shapes]:
     values = options.v or keys
     for name, shapes in (("k", keys), ("v", values)):
         if len(shapes) != len(queries):
-            raise CommandError(f"as many --{name} as --q are needed, or none")
+            raise parser.CommandError(f"as many --{name} as --q are needed, or none")
     return [Shapes(*each) for each in zip(queries, keys, values, strict=True)]
 
 

@@ -36,13 +36,19 @@ def shapes_of(q: Shape, k: Shape | None = None, v: Shape | None = None) -> Shape
     return Shapes(q, k or q, v or k or q)
 
 
+def _positive(text: str) -> Shape:
+    """Return positive integers that have commas between them; nothing if one is none."""
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        return ()
+    return numbers if min(numbers) > 0 else ()
+
+
 def shape(text: str) -> Shape:
     """Return four positive sizes: ``4,32,4096,128``."""
-    try:
-        sizes = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        sizes = ()
-    if len(sizes) != 4 or min(sizes) < 1:
+    sizes = _positive(text)
+    if len(sizes) != 4:
         raise ArgumentTypeError(
             f"{text!r} is no shape: four positive sizes batch,heads,seq,head_dim are needed, "
             "such as 4,32,4096,128"
@@ -92,13 +98,10 @@ def shapes(text: str) -> Shapes:
 
 def count(text: str) -> int:
     """Return a positive integer."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    numbers = _positive(text)
+    if len(numbers) != 1:
         raise ArgumentTypeError(f"{text!r} is no positive integer")
-    return number
+    return numbers[0]
 
 
 def _gpu(name: str) -> devices.Device:

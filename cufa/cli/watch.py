@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cufa.cli import table
@@ -17,21 +19,20 @@ _DONE = {"compile": "compiled", "check": "checked", "time": "timed"}
 _MARGIN = 9
 
 
-def watch() -> Lines | Live:
-    """Return what suits the standard error."""
+@contextmanager
+def watch() -> Iterator[Lines | Live]:
+    """Yield what suits the standard error: lines, or a live table that is gone at the end."""
     console = table.console(sys.stderr)
-    return Lines() if console is None else Live(console)
+    if console is None:
+        yield Lines()
+    else:
+        shown = Live(console)
+        with shown.table:
+            yield shown
 
 
 class Lines:
     """One line a step."""
-
-    def __enter__(self) -> Lines:
-        """Return itself: there is nothing to open."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close nothing."""
 
     def begin_problem(self, done: int, total: int, problem: Problem) -> None:
         """Print which problem of several comes now."""
@@ -73,18 +74,9 @@ class Live:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bar = Bar(*columns, TimeElapsedColumn(), console=console)
         self._tasks: dict[str, Any] = {}
-        self._live = RichLive(
+        self.table = RichLive(
             console=console, get_renderable=self._shown, refresh_per_second=4, transient=True
         )
-
-    def __enter__(self) -> Live:
-        """Take the lower part of the terminal."""
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Give it back."""
-        self._live.stop()
 
     def begin_problem(self, done: int, total: int, problem: Problem) -> None:
         """Start again, under the name of the next of several problems."""
