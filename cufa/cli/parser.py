@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn
@@ -35,17 +34,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words; a value may begin with a minus, as in ``--window -1,0``."""
-        words: list[str] = []
-        for word in sys.argv[1:] if args is None else args:
-            option = self._option_string_actions.get(words[-1]) if words else None
-            if option is not None and option.nargs != 0 and re.match(r"-\d", word):
-                words[-1] += f"={word}"
-            else:
-                words.append(word)
-        return super().parse_known_args(words, namespace)
+        # As argparse takes negative numbers for values: so that --window may have -1,0.
+        self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
         """End with status 2, and without the lines of usage that argparse puts before."""
