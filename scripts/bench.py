@@ -245,10 +245,10 @@ def main(arguments: Sequence[str]) -> int:
         check(options)
         if getattr(options, "append", False):  # before the work
             earlier_part(options, result_path(options))
+    except CommandError as failure:
+        top.exit(2, f"{top.prog}: error: {failure}\n")
     except (ValueError, OSError) as error:
         top.error(str(error))
-    except CommandError as failure:
-        top.exit(failure.status, f"{top.prog}: error: {failure}\n")
     if options.bench == "cpu":
         from benchmarks import cpu
 

@@ -461,7 +461,7 @@ def test_sass_for_real(capsys: Captured) -> None:
     pytest.importorskip("cupy")
     try:
         disassembler.find()
-    except cli.CommandError as failure:
+    except cli.parser.CommandError as failure:
         pytest.skip(str(failure))
     assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 0
     assert "HMMA" in capsys.readouterr().out

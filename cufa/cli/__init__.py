@@ -16,7 +16,7 @@ from types import FrameType
 
 from cufa import __version__
 from cufa.cli import compile, explain, explore, info, inspect, tune
-from cufa.cli.parser import PROGRAM, CommandError, Parser, add_command
+from cufa.cli.parser import PROGRAM, Parser, add_command
 
 _COMMANDS = (info, explain, explore, compile, inspect, tune)
 _EPILOG = f"""\
@@ -98,10 +98,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     # Arguments that do not fit each other, a full disk, what CUDA and CuPy raise.
-    except (CommandError, ValueError, OSError, MemoryError, RuntimeError) as error:
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
         print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        if isinstance(error, CommandError):
-            return error.status
         return 2 if isinstance(error, ValueError) else 1
 
 

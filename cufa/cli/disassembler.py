@@ -41,5 +41,5 @@ def sass(tool: str, cubin: bytes) -> str:
         path.write_bytes(cubin)
         done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True)
     if done.returncode:
-        raise CommandError(f"{tool}: {done.stderr or done.stdout}", 1)
+        raise RuntimeError(f"{tool}: {done.stderr or done.stdout}")
     return done.stdout

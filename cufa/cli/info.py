@@ -11,6 +11,7 @@ import argparse
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,12 @@ def _nvrtc_version() -> str:
 
 def _driver() -> str:
     """Return the driver's version, and the CUDA version that it offers where CuPy can say."""
-    version = machine.driver_version()
-    try:
+    words = [machine.driver_version()]
+    with suppress(CommandError, *machine.MISSING):
         offered = machine.cupy().cuda.runtime.driverGetVersion()
-    except (CommandError, *machine.MISSING):
-        offered = 0
-    if offered:
-        cuda = f"for CUDA up to {machine.dotted(offered)}"
-        return f"{version}, {cuda}" if version else cuda
-    return version or "none"
+        if offered:
+            words.append(f"for CUDA up to {machine.dotted(offered)}")
+    return ", ".join(filter(None, words)) or "none"
 
 
 def _device() -> tuple[Device | None, str]:

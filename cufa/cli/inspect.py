@@ -18,7 +18,6 @@ from cufa.cli import disassembler, machine, table
 from cufa.cli.parser import CommandError, Parser, add_device, add_flag
 from cufa.cli.values import variant
 from cufa.compiler import nvrtc, source
-from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.specs.variant import Variant
@@ -45,16 +44,13 @@ def run(options: argparse.Namespace) -> int:
     complaint = options.variant.illegal(device)
     if complaint is not None:
         raise CommandError(f"{options.variant} is not legal on {device.name}: {complaint}")
-    try:
-        if options.ptx:
-            print(nvrtc.ptx(options.variant, device.arch))
-        elif options.sass:
-            compiled = nvrtc.compile_variant(options.variant, device.arch)
-            print(disassembler.sass(tool, compiled.cubin))
-        else:
-            _print_figures(options.variant, device)
-    except CompileError as error:
-        raise CommandError(error, 1) from error
+    if options.ptx:
+        print(nvrtc.ptx(options.variant, device.arch))
+    elif options.sass:
+        compiled = nvrtc.compile_variant(options.variant, device.arch)
+        print(disassembler.sass(tool, compiled.cubin))
+    else:
+        _print_figures(options.variant, device)
     return 0
 
 

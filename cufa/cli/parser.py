@@ -17,15 +17,11 @@ from cufa.problem.problem import Problem
 PROGRAM = "python -m cufa"
 
 
-class CommandError(Exception):
-    """Ends a command, with one line for its user and the exit status.
+class CommandError(ValueError):
+    """A ValueError whose message is one line; as others do, it ends a command with status 2."""
 
-    A ValueError does the same, with status 2.
-    """
-
-    def __init__(self, message: object, status: int = 2) -> None:
+    def __init__(self, message: object) -> None:
         super().__init__(" ".join(str(message).split()))
-        self.status = status
 
 
 class Parser(argparse.ArgumentParser):
@@ -157,7 +153,7 @@ def problem_of(
 ) -> Problem:
     """Return the problem of three shapes, and of the options of `add_scores`.
 
-    ValueError or `CommandError` where they do not fit each other.
+    ValueError where they do not fit each other.
     """
     problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **asked(options))
     parts = options.beside or ()
