@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
@@ -191,3 +192,20 @@ def test_rooms_import_in_one_direction() -> None:
             continue
         wrong = [name for name in imports(path) - {room} if order[name] >= order[room]]
         assert not wrong, f"{path} imports {wrong}"
+
+
+def test_modules_import_in_no_circle() -> None:
+    """Not in functions, and not for types alone."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        found = graph[module] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cufa":
+                named = (f"{node.module}.{name.name}" for name in node.names)
+                found |= {name if name in files else str(node.module) for name in named}
+    assert len(graph) > 100
+    TopologicalSorter(graph).prepare()  # CycleError names the modules of a circle
