@@ -218,6 +218,20 @@ def test_blocks_share_the_query_heads_of_a_group(
     assert [plan.kv_sums >= 0 for plan in plans] == [True, True, False, True, True]
 
 
+@pytest.mark.parametrize("form", [MMA, FP32, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of)
+def test_sections_of_heads(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, form: Case
+) -> None:
+    """Four heads have their tiles of keys interleaved, then the other three."""
+    key_tiles = {FP32: 5, WGMMA_COLUMNS: 2}.get(form, 3)
+    gpu = device.named(form[0])._replace(sm_count=2 * key_tiles)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    checked(rng, form, (1, 7, 7, 40, 150), causal=True)
+    (call,) = backward._prepared.values()
+    assert call.plan.key_tiles == key_tiles
+    assert call.plan.section_heads == 4
+
+
 @pytest.mark.parametrize(
     "form", [MMA, FP32_SHARED, WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of
 )

@@ -182,6 +182,30 @@ def test_few_heads_of_keys_share_their_query_heads(
     assert parts <= 64 << 20 >> 2
 
 
+@pytest.mark.parametrize(
+    ("shape", "heads_kv", "options", "heads"),
+    [
+        ((1, 64, 4096, 128), 8, {"causal": True}, 8),  # all of them
+        ((1, 64, 32768, 128), 8, {"causal": True}, 1),
+        ((4, 16, 4096, 128), 16, {"causal": True}, 8),
+        ((2, 16, 8192, 128), 16, {"causal": True}, 4),
+        ((2, 16, 8192, 256), 16, {"causal": True}, 2),  # in tiles of 64 keys
+        ((2, 16, 8192, 128), 16, {"causal": True, "window": (1000, 0)}, 1),
+        ((2, 16, 8192, 128), 16, {}, 1),
+    ],
+)
+def test_uneven_tiles_of_some_heads_are_interleaved(
+    shape: tuple[int, ...], heads_kv: int, options: Any, heads: int
+) -> None:
+    """Two tiles a multiprocessor: short ones fill the gaps that long ones leave."""
+    of_keys = (shape[0], heads_kv, *shape[2:])
+    problem = Problem.of_shapes(shape, of_keys, of_keys, dtype="bfloat16", **options)
+    h200 = device.named("h200")
+    assert backward_plan(problem, h200, "qkv", False).section_heads == heads
+    if shape[3] <= 128:  # by turns a head's tiles follow each other
+        assert backward_plan(problem, h200, "qkv", True).section_heads == 1
+
+
 KEY_TILES = 8
 
 

@@ -213,7 +213,7 @@ struct BackwardBlock : KeyPlace<BM, BN, SCORE, KV> {
 
  private:
     __device__ BackwardBlock(const BackwardArguments<SCORE, KV>& p, unsigned char* smem, int number)
-        : Place(p, Place::tile(p, number, Of::IN_TURN)), smem(smem_address(smem)), number(number) {}
+        : Place(p, Place::tile(p, number)), smem(smem_address(smem)), number(number) {}
     __device__ int key_of(int mt, int h, int lane) const {
         return key_tile * BN + key0() + mt * 16 + h * 8 + lane / 4;
     }

@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const auto& p = arguments.params;
     extern __shared__ __align__(1024) unsigned char smem[];
     const DkvSmem<C> shared(smem_address(smem));
-    const Place place(p, Place::tile(p, block_index(), true));
+    const Place place(p, Place::tile(p, block_index()));
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
 

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     using Piece = DqPiece<T, HEAD_DIM, true>;
     using Place = KeyPlace<ROW_UNIT, BN, SCORE, KV>;
     constexpr long long PART = BN * HEAD_DIM;  // dK or dV of a block
-    const Place place(p, Place::tile(p, block_index(), false));
+    const Place place(p, Place::tile(p, block_index()));
     const int lane = thread_index() % 32;
     float* of_tile = p.kv_sums + block_index() * p.kv_splits * 2 * PART;
     auto join = [&](const Tensor& to, int cols, float* parts, int row) {

@@ -47,14 +47,17 @@ struct KeyPlace {
                                : tiles;
     }
 
-    // The tile of a block. A head's tiles begin in ascending order: under a causal mask the longest
-    // ones then come first. With turns they begin in descending order, as they add to dQ: see
-    // `rank`. `by_head`: whether all tiles of a head begin before those of the next head.
-    static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number, bool by_head) {
+    // The tile of a number. Heads are taken in sections of `section_heads`, as in scheduler.cuh.
+    // Inside a section the first keys of all heads come first: under a causal mask most rows visit
+    // them, and the short tiles fill the gaps at the end. With turns the last keys come first, as
+    // they add to dQ: see `rank`.
+    static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number) {
         if constexpr (KV::RAGGED) return ragged_tile(p, number);
-        const int heads = p.heads / p.group, of_batch = p.heads_q / p.group;
-        const int head = by_head ? number / p.kv_tiles : number % heads,
-                  of_head = by_head ? number % p.kv_tiles : number / heads;
+        const int section_tiles = p.section_heads * p.kv_tiles, of_batch = p.heads_q / p.group;
+        const int first_head = number / section_tiles * p.section_heads;
+        const int heads = min(p.section_heads, p.heads / p.group - first_head);
+        const int within = number % section_tiles;
+        const int of_head = within / heads, head = first_head + within - of_head * heads;
         return {head / of_batch, head % of_batch, p.turns ? p.kv_tiles - 1 - of_head : of_head};
     }
     static __device__ Tile ragged_tile(const BackwardArguments<SCORE, KV>& p, int number) {

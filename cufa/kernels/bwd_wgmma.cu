@@ -196,7 +196,7 @@ struct BackwardConsumer {
 template <class Place, class Arguments>
 __device__ Place place_of(const Arguments& p, int number) {
     const int splits = p.kv_splits;
-    return Place(p, Place::tile(p, number / splits, splits == 1), number % splits);
+    return Place(p, Place::tile(p, number / splits), number % splits);
 }
 
 // Draws tiles of keys, and fetches the K and V of each, and the tiles of rows that visit them; one

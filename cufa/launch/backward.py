@@ -352,6 +352,7 @@ def _parameter(
         "head_dim_v": problem.head_dim_v,
         "q_tiles": plan.q_units,
         "heads": problem.batch * problem.heads_q,
+        "section_heads": plan.section_heads,
         "stride_sinks": 0 if sinks is None else sinks.strides[0] // sinks.dtype.itemsize,
         "scale": problem.scale,
         "dq_factor": scale,

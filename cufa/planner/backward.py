@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from cufa.device import Device
-from cufa.features.parts import part_named
 from cufa.features.sinks import Sinks
 from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
 from cufa.planner.problem_class import gradient_class
+from cufa.planner.scheduler import falls_from_first_key, key_sections
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
@@ -55,6 +55,8 @@ class BackwardPlan(NamedTuple):
         Units of rows of a query head, and tiles of keys of a K/V head.
     kv_splits : int
         Blocks that share the query heads of a tile of keys.
+    section_heads : int
+        K/V heads that have their tiles of keys interleaved, see ``kernels/bwd_place.cuh``.
     row_lse, row_delta, dq_sums, kv_sums, turns, drawn : int
         Where each begins in the workspace, in 32-bit words; -1 for none.
     workspace_words : int
@@ -78,6 +80,7 @@ class BackwardPlan(NamedTuple):
     q_units: int
     key_tiles: int
     kv_splits: int
+    section_heads: int
     row_lse: int
     row_delta: int
     dq_sums: int
@@ -154,9 +157,7 @@ def _splits(spec: BackwardSpec, problem: Problem, device: Device, blocks: int) -
     """
     if not spec.splits_groups or not blocks:
         return 1
-    parts = [part_named(name) for name in problem.score]
-    causal = any(part.right_edge for part in parts) and not any(part.left_edge for part in parts)
-    longest = device.sm_count / (blocks / 2 if causal else blocks)
+    longest = device.sm_count / (blocks / 2 if falls_from_first_key(problem) else blocks)
     splits = max(1, min(problem.group, math.ceil(_FILL * longest)))
     return -(-problem.group // -(-problem.group // splits))  # each has some
 
@@ -232,6 +233,9 @@ def backward_plan(
     variants = [each._replace(score=arrays.score) for each in variants]
     variant = variants[0]
     takes_turns = deterministic and (sums_dq or arrays.chains is not None)
+    section_heads = 1
+    if falls_from_first_key(problem) and not takes_turns and blocks:
+        section_heads = key_sections(problem, device, key_tiles)
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
@@ -260,7 +264,7 @@ def backward_plan(
     if sums_dq:
         steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
     return BackwardPlan(
-        *(variant, tuple(steps), problem, q_units, key_tiles, splits),
+        *(variant, tuple(steps), problem, q_units, key_tiles, splits, section_heads),
         **places,
         workspace_words=words,
         sums=arrays.sums,

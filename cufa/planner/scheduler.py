@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.features.parts import is_uneven
+from cufa.features.parts import is_uneven, part_named
 from cufa.features.user_functions import Blocks
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
@@ -113,6 +113,29 @@ def uneven_sections(
     return max(1, min(kv_heads * problem.group, heads)), 0
 
 
+def falls_from_first_key(problem: Problem) -> bool:
+    """Whether the first keys of a head are visited by all rows, and later ones by fewer."""
+    parts = [part_named(name) for name in problem.score]
+    return any(part.right_edge for part in parts) and not any(part.left_edge for part in parts)
+
+
+def key_sections(problem: Problem, device: Device, key_tiles: int) -> int:
+    """Return how many K/V heads have their tiles of keys interleaved, for the gradients.
+
+    Two tiles a multiprocessor are enough for the short ones of a section to fill the gaps that its
+    long ones leave. With more heads, what they read and write would pass through L2 at once.
+
+    Parameters
+    ----------
+    problem : Problem
+        Tiles differ in how many rows visit them.
+    device : Device
+    key_tiles : int
+        Tiles of keys of a head.
+    """
+    return _even(problem.batch * problem.heads_kv, 2 * device.sm_count / key_tiles)
+
+
 def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
     """Return the section's heads and the late rows of uneven tiles that the blocks draw.
 
@@ -126,6 +149,11 @@ def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
     if rows >= 12:
         late_rows = rows // (2 if rows >= 64 else 3 if rows >= 24 else 4)
         return max(1, min(round(wanted / 2), heads)), late_rows
+    return _even(heads, wanted), 0
+
+
+def _even(heads: int, wanted: float) -> int:
+    """Return the size of sections, near what is wanted; the last one is nearly as large."""
 
     def uneven(size: int) -> bool:
         """Whether the last section is much smaller than the others."""
@@ -135,4 +163,4 @@ def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
     step = 0
     while uneven(even + step) and uneven(even - step):  # sections of one head are even
         step += 1
-    return min(heads, even - step if uneven(even + step) else even + step), 0
+    return min(heads, even - step if uneven(even + step) else even + step)
