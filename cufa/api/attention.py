@@ -353,8 +353,9 @@ def explain(
     -------
     cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan, cufa.planner.fp8.Fp8Plan or
     cufa.cpu.attention.Plan
-        The last one for NumPy arrays. `str` of each is one line. `expected_us` of the first two is
-        the time that the planner expects of this variant and of others on an H200, if known.
+        `str` of each is one line. `expected_us` of the first two has pairs of a variant and the
+        microseconds that the planner expects of it on an H200, if known: this variant, and others.
+        The last class is for NumPy arrays; `rows` and `keys` are the sizes of a tile.
 
     Raises
     ------
