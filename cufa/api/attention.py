@@ -132,75 +132,76 @@ def attention(
     Parameters
     ----------
     q : array, shape (b, hq, sq, d)
-        Queries: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. 3-D (b, s, d) and 2-D (s, d)
-        arrays stand for missing axes of length 1: (tokens, heads, d) is for `attention_varlen`, and
-        (b, tokens, heads, d) needs ``layout="bshd"``. Any strides; on the GPU an array is copied
-        first if its last axis is not contiguous or its rows are not aligned to 16 bytes.
+        Queries: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. In 3-D (b, s, d) and 2-D
+        (s, d) arrays the missing axes have length 1. (b, tokens, heads, d) needs
+        ``layout="bshd"``, and (tokens, heads, d) is for `attention_varlen`. Any strides; on a GPU
+        an array is copied first if its last axis is not contiguous or its rows are not aligned to
+        16 bytes.
     k : array, shape (b, hk, sk, d)
         Keys, of q's dtype. hq must be a multiple of hk: query head i uses head i // (hq / hk).
     v : array, shape (b, hk, sk, dv)
         Values, of q's dtype. d and dv are 1 to 256 and may differ. Instead of arrays, q, k and v
         may all be `cufa.Quantized`, with `out_dtype`: see ``docs/guide/fp8.md``.
     causal : bool or {"bottom-right", "top-left"}
-        Query i sees the keys j <= i + sk - sq only (aligned bottom-right: True, too), or those of
-        j <= i (top-left).
+        With True or "bottom-right", query i sees the keys j <= i + sk - sq. With "top-left", it
+        sees the keys j <= i.
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + sk - sq - left to i + sk - sq + right only. Bounds are 0 or
-        more; None is no bound (flash-attn's -1).
-        With a causal mask, it sees the keys that both allow. Tiles of keys that no query sees take
-        no time.
+        more; None is no bound (flash-attn's -1). With a causal mask, it sees the keys that both
+        allow. Tiles of keys that no query sees take no time.
     attention_chunk : int, optional
-        Query i stands at position p = i + sk - sq and sees the keys j of its own chunk only:
+        Query i has the position p = i + sk - sq and sees the keys j of its chunk only:
         j // attention_chunk == p // attention_chunk. Division rounds down, so a query before the
         first key sees none. With a causal mask it is the chunked attention of Llama 4. Tiles of
         keys of other chunks take no time.
     softcap : float, optional
-        c * tanh(score / c) takes the place of the score (Gemma 2): 1e-6 to 1e4. On a GPU, in
-        bfloat16, to 2^-11 of it, a quarter of what a score rounded to bfloat16 may err; with
-        `return_lse`, as in float16, to 2^-20 of it or 2^-22 of c, which takes longer.
+        c, 1e-6 to 1e4: c * tanh(score / c) replaces the score (Gemma 2). On a GPU in bfloat16 the
+        relative error is 2^-11, a quarter of that of rounding to bfloat16. With `return_lse`, and
+        in float16, it is 2^-20 of the score or 2^-22 of c, which takes longer.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
         ``-slope * |i + sk - sq - j|`` is added to the score of query i and key j, after the softcap
         (ALiBi, Press et al. 2022).
     bias : array, broadcastable to (b, hq, sq, sk)
-        Added to the scores after ALiBi: float16, bfloat16 or float32. It and `mask` have the axes
-        (b, sq, sk) with 3-D arrays, and (sq, sk) with 2-D ones, whatever the layout; or all four
+        Added to the scores after ALiBi: float16, bfloat16 or float32. The axes of `bias` and `mask`
+        do not depend on `layout`. With 3-D q they are (b, sq, sk), with 2-D q (sq, sk); or all four
         axes, with length 1 for those that q lacks.
     mask : array of bool, broadcastable to (b, hq, sq, sk)
-        True where a query sees a key, unless another mask hides it. Or uint8, eight keys a byte as
-        `numpy.packbits` packs the last axis, which then is not broadcast; of an element a key,
-        use ``mask.astype(bool)``. In NumPy arrays, bits beyond the last key are an error; on the
-        GPU they are not looked at. A padding mask (b, keys) is ``mask[:, None, None]``: alone, it
-        would be taken for (sq, sk).
+        True where a query sees a key, unless another mask hides it. Or uint8 with eight keys in
+        each byte, as `numpy.packbits` packs the last axis, which then is not broadcast. If a uint8
+        mask has one element for each key, use ``mask.astype(bool)``. Bits beyond the last key are
+        an error in NumPy arrays, and are ignored on a GPU. Give a padding mask (b, keys) as
+        ``mask[:, None, None]``: otherwise it would be broadcast as (sq, sk).
     sinks : array, shape (hq,), float32
-        A logit of each head that takes part in the softmax and has no value (gpt-oss).
+        A logit for each head that is added to the softmax, and has no value (gpt-oss).
     score_mod : function or str, optional
         (score, b, h, q_idx, kv_idx) -> score, with FlexAttention's signature: called with the score
-        after the scale, the softcap, ALiBi and the bias. Written with operators, NumPy's functions
-        and elements of arrays to which names of the function refer; see the notes.
+        after the scale, the softcap, ALiBi and the bias. It may use operators, NumPy's functions,
+        and elements of arrays that it refers to by names; see the notes.
     mask_mod : function or str, optional
         (b, h, q_idx, kv_idx) -> bool, likewise: True where a query sees a key, unless another mask
         hides it.
     block_mask : BlockMask, optional
-        Tiles of queries and keys that its `mask_mod` hides are not computed, and in tiles that are
-        whole the function is not called. The mask's function need not be given again, and another
-        one may not. Other masks and lengths may be given, too.
+        Tiles of queries and keys that its `mask_mod` hides are not computed, and in tiles that it
+        does not hide at all the function is not evaluated. `mask_mod` may be left out, and must not
+        be another function. Other masks and lengths may be given, too.
     lengths_k : array, shape (b,), of integers
-        How many keys each sequence has, 0 to sk. Keys behind them do not count, and masks and
-        ALiBi's distances are aligned to the last key that counts. The array is on the host or on
-        the device, where nothing is read back; there it is converted first unless it is
-        contiguous int32. Beyond sk, lengths on the device count as sk.
+        The number of keys of each sequence, 0 to sk. Keys beyond it do not count, and masks and
+        ALiBi's distances are aligned to the last key that counts. A NumPy or CuPy array; a CuPy
+        array is not read back, is converted first unless it is contiguous int32, and lengths in it
+        that are more than sk count as sk.
     lengths_q : array, shape (b,), of integers
-        How many queries each sequence has, 0 to sq, likewise; with or without `lengths_k`. Query i
-        of sequence n then stands at key i + lengths_k[n] - lengths_q[n], in place of i + sk - sq.
-        Rows behind them are 0, and -inf in the log-sum-exp; what q holds there does not matter.
-        A batch that is padded on the right, of as many queries as keys, takes one array for both.
+        The number of queries of each sequence, 0 to sq, in the same way; with or without
+        `lengths_k`. Query i of sequence n then has the position
+        i + lengths_k[n] - lengths_q[n], instead of i + sk - sq. Rows beyond it are 0, and -inf in
+        the log-sum-exp; values of q there do not matter. If q and k are padded on the right in the
+        same way, give the same array for both.
     dropout_p : float
         The share of the weights that is dropped at random; the others are divided by 1 - dropout_p
         (Dao et al. 2022, algorithm 2). 0 or more, and less than 1. `cufa.dropout_mask` says which
         weights are kept.
     seed : int, optional
-        Needed for a dropout, 0 to 2^64 - 1. The same seed drops the same weights, whatever runs:
-        give each layer and step a seed of its own.
+        Needed for a dropout, 0 to 2^64 - 1. The same seed drops the same weights in every kernel:
+        give each layer and step another seed.
     scale : float, optional
         Factor of the scores, less than 2^64 in magnitude; 1 / sqrt(d) by default.
     layout : {"bhsd", "bshd"}
@@ -208,29 +209,28 @@ def attention(
     out : array, optional
         Where the result goes: of its shape and dtype, sharing no memory with the inputs.
     return_lse : bool
-        Whether to return the log-sum-exp of the scores, too. On a GPU, with a softcap in
-        bfloat16, the result then has other bits.
+        Whether to return the log-sum-exp of the scores, too; `attention_backward` needs it. On a
+        GPU, with a softcap in bfloat16, the result then has other bits.
     batch_invariant : bool
         Whether a sequence gives the same bits alone and in any batch: the variant, and the number
-        of parts that keys are cut into, are then those of a batch of one. Few queries with many
-        keys need memory for the parts' results then, at most about as much as k and v take. A
-        dropout and a function of `b` still depend on the sequence's place in the batch.
+        of splits of the keys, are then those of a batch of one. Few queries with many keys then
+        need memory for the results of splits, at most about as much as k and v take. A dropout and
+        a function of `b` still depend on the index of the sequence in the batch.
     out_dtype : dtype, optional
-        Dtype of the result in 8 bits: float16, bfloat16, or on NumPy arrays float32. Needed where
-        q, k and v are `cufa.Quantized`; with `precision` the dtype of q by default.
+        Dtype of the result of a call in 8 bits: float16, bfloat16, or on NumPy arrays float32.
+        Needed if q, k and v are `cufa.Quantized`; with `precision`, the dtype of q by default.
     precision : {"fp8"}, optional
         Quantises q, k and v to 8 bits first, as `cufa.quantize` does by default, but q and k with
-        ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` says what its kernel
-        takes.
+        ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` lists what runs
+        there.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32", "fa1_fp32"; in 8 bits "fp8_wgmma") or
-        one instantiation, which caps scores as its name says; GPU only.
+        one variant of it; GPU only. A variant also decides how exact a softcap is.
 
     Returns
     -------
-    out : array, shape (b, hq, sq, dv) or as `layout` and rank say
-        In q's dtype; sums are float32. Rows that see no key are 0, and so are those behind
-        `lengths_q`.
+    out : array, shape (b, hq, sq, dv), in the layout and rank of q
+        In q's dtype; sums are float32. Rows that see no key, or are beyond `lengths_q`, are 0.
     lse : array, shape (b, hq, sq), float32
         With `return_lse`: natural logarithm; -inf for rows that see no key. With `sinks` it
         includes the row's sink: log(exp(lse) - exp(sink)) is that of the keys alone.
@@ -255,9 +255,9 @@ def attention(
     2022, algorithm 1). Few queries with many keys run as in `cufa.decode`
     where that is faster; ``docs/guide/numerics.md`` says when.
 
-    ``docs/guide/numerics.md`` says where infinities and NaN go, and how large scores may be;
-    ``docs/guide/masks-and-functions.md`` says how `score_mod` and `mask_mod` are traced. A function
-    must not branch on its arguments: `numpy.where`, `numpy.minimum` and `&` take the place of `if`,
+    ``docs/guide/numerics.md`` describes infinities, NaN and large scores, and
+    ``docs/guide/masks-and-functions.md`` how `score_mod` and `mask_mod` are traced. A function
+    must not branch on its arguments: use `numpy.where`, `numpy.minimum` and `&` instead of `if`,
     `min` and `and`. A string is C++ for the GPU.
 
     Examples
@@ -353,8 +353,9 @@ def explain(
     -------
     cufa.planner.plan.Plan, cufa.planner.decode.DecodePlan, cufa.planner.fp8.Fp8Plan or
     cufa.cpu.attention.Plan
-        The last one for NumPy arrays. `str` of any is one line. The first two say in `expected_us`
-        what this variant and those that it was chosen from would take on an H200, where known.
+        `str` of each is one line. `expected_us` of the first two has pairs of a variant and the
+        microseconds that the planner expects of it on an H200, if known: this variant, and others.
+        The last class is for NumPy arrays; `rows` and `keys` are the sizes of a tile.
 
     Raises
     ------

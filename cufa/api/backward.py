@@ -75,21 +75,21 @@ def attention_backward(
     Parameters
     ----------
     dout : array, of the shape and dtype of `out`
-        The gradient of a number with respect to the result of `attention`. Any strides.
+        The gradient of a loss, which is one number, with respect to `out`. Any strides.
     q, k, v : array
-        As in `attention`. Query heads of a group share the gradient of their K/V head: its sum.
-        Axes along which k or v is broadcast (stride 0) have their length in its gradient, too.
+        As in `attention`. The gradient of a K/V head is the sum over the query heads that share it.
+        The gradient of a broadcast k or v (stride 0) has its full shape, and is not summed.
     out, lse : array
         The results of `attention` with ``return_lse=True`` and the same other arguments.
     wrt : tuple of str
-        Arrays to differentiate by: some of "q", "k", "v", "bias" and "sinks", and of the
-        names of arrays of floats that `score_mod` reads. Other gradients are not computed.
+        Names of the arrays to differentiate by: some of "q", "k", "v", "bias", "sinks", and of
+        arrays of floats that `score_mod` reads. Other gradients are not computed.
     causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
         As in `attention`.
     score_mod : function, optional
-        As in `attention`. It is differentiated by the score, operation by operation; where it has
-        a kink, the derivative is that of one of the sides, and rounding and comparing has none.
-        C++ cannot be differentiated.
+        As in `attention`. cufa differentiates it, operation by operation. At a kink, the derivative
+        is that of one of the sides; that of rounding and comparisons is 0. C++ cannot be
+        differentiated.
     mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
         As in `attention`. Tiles that a `block_mask` hides take no time; the same seed drops the
         same weights.
@@ -97,12 +97,12 @@ def attention_backward(
         Where gradients go: of the shapes and the dtype of q, k and v, sharing no memory with other
         arrays of the call. Only for arrays in `wrt`.
     deterministic : bool
-        Whether two identical calls give the same bits. On the CPU they always do. On a GPU, tiles
-        of keys then add to dq in a fixed order; dk and dv are the same bits in any case. Blocks
-        that add to the same elements of the gradient of a bias wait for each other, and with an
-        array that `score_mod` reads, all blocks do: such a call takes many times as long.
+        Whether two identical calls give the same bits. On the CPU they always do, and so do dk and
+        dv on a GPU. There, tiles of keys then add to dq in a fixed order. Blocks that add to the
+        same elements of the gradient of a bias wait for each other. For an array that `score_mod`
+        reads, all blocks do, and the call takes many times as long.
     kernel : str or Variant, optional
-        None only: the kernels of gradients cannot be chosen.
+        Must be None: the kernels of gradients cannot be chosen.
 
     Returns
     -------
@@ -122,19 +122,16 @@ def attention_backward(
     The method is FlashAttention-2 (Dao 2023, algorithm 2): scores are computed again, tile by tile,
     from the log-sum-exp. The gradient of a score is P (dP - delta), where delta is the sum of dout
     * out over a row. The gradient of a sink is the sum of -exp(sink - lse) delta over the rows of
-    its head. Beyond the gradients, memory is that of dq in float32, and two numbers a row. On a GPU
-    the gradients of a bias, and of arrays that `score_mod` reads, are added up in float32, too:
-    unless they are float32, that takes a number an element. A bias that lacks queries takes a
-    number for each key, and one that lacks keys a number for each query, of each head and sequence.
-    On a GPU the memory is kept for the next call on the stream; a call that is captured
-    into a CUDA graph takes that of a call before it on that stream.
+    its head. ``docs/guide/gradients.md`` has a training step, says which memory a call needs, and
+    connects the function to a library that differentiates.
 
-    On a GPU, weights come from the log-sum-exp in float32. It has an error of 2^-24 of itself,
-    which is a relative error of the weights: it shows in rows all of whose scores exceed some 10^4
-    in magnitude. A row of n scores of -1e9 has n times the gradients that it should have:
-    there, hide the row by a mask instead, which gives it none.
+    On a GPU the memory is kept for the next call on the stream. A call that is captured into a
+    CUDA graph uses the memory of an earlier call on that stream.
 
-    ``docs/guide/gradients.md`` gives both functions to a library that differentiates.
+    On a GPU, weights come from the log-sum-exp in float32, whose rounding is a relative error of
+    2^-24 times the log-sum-exp in the weights. It matters in rows whose scores are all beyond some
+    10^4 in magnitude. In a row of n scores of -1e9, gradients are n times too large: hide such
+    rows by a mask instead, which makes their gradients 0.
 
     Examples
     --------

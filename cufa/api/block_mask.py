@@ -26,11 +26,11 @@ _AXES = {"sequences": ("batch", "b"), "heads": ("heads", "h")}
 
 
 class BlockMask:
-    """Tiles of queries and keys, each hidden, whole or hidden in part; made by `of`.
+    """Which tiles of queries and keys a `mask_mod` hides in whole, in part or not; made by `of`.
 
     `cufa.attention` takes it as `block_mask`, and needs no `mask_mod` then. Numbers of sequences,
-    queries and keys are those of the arrays, whatever lengths say. CUDA graphs that have
-    captured a call need it as long as they run.
+    queries and keys are those of the arrays, also with `lengths_q` and `lengths_k`. Keep it for as
+    long as a CUDA graph with a captured call is used.
 
     Attributes
     ----------
@@ -44,8 +44,8 @@ class BlockMask:
     seq_q, seq_kv : int
         Lengths; the last tiles may have fewer.
     key : tuple
-        Shape of `kinds`, `block`, `seq_q`, `seq_kv`, and on which of b and h the mask depends: a
-        call is remembered by these.
+        Shape of `kinds`, `block`, `seq_q`, `seq_kv`, and on which of b and h the mask depends: part
+        of the key of prepared calls.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class BlockMask:
         block: tuple[int, int] = (128, 128),
         xp: Any = np,
     ) -> BlockMask:
-        """Look at all pairs of a `mask_mod`, once for many calls of `attention`.
+        """Evaluate a `mask_mod` for all pairs, once for many calls of `attention`.
 
         Parameters
         ----------
         mask_mod : function or str
             As in `cufa.attention`.
         batch, heads : int or None
-            Sequences and query heads; None where the mask is the same for all. One sequence or
-            head is for calls with more, too, if the mask does not depend on b or h.
+            Sequences and query heads; None if the mask is the same for all. 1 is also for calls
+            with more, if the mask does not depend on b or h.
         seq_q, seq_kv : int
             Queries and keys.
         block : tuple of int
             Queries and keys of a tile: 16 to 1024, best powers of two, as the kernels' tiles are.
-            Small tiles leave out more; large ones are fewer.
+            Small tiles skip more pairs; large tiles cost less memory.
         xp : module
-            `numpy` or `cupy`, as the arrays that `attention` is called with; with `cupy`, on the
-            current device and stream.
+            `numpy` or `cupy`, like the arrays of `attention`; with `cupy`, on the current device
+            and stream.
 
         Raises
         ------

@@ -78,47 +78,47 @@ def decode(
     kernel: str | Variant | None = None,
     **other_names: Any,
 ) -> Any:
-    """Compute attention of each sequence's newest queries over the keys that its cache holds.
+    """Compute attention of the newest queries of each sequence over the keys in its cache.
 
-    As `attention`, but sequences differ in length, and keys and values may lie in pages.
-    `KVCache` and `PagedKVCache` keep such caches.
+    Unlike in `attention`, sequences may differ in length, and keys and values may be in pages.
+    `KVCache` and `PagedKVCache` manage such caches.
 
     Parameters
     ----------
     q : array, shape (b, hq, sq, d)
         The newest queries of each sequence: float16, bfloat16 (`ml_dtypes.bfloat16`) or float32. d
-        and dv are 1 to 256 and may differ. Any strides; on the GPU q and whole caches are copied
-        first unless their rows are contiguous and multiples of 16 bytes.
+        and dv are 1 to 256 and may differ. Any strides; on a GPU, q or a whole cache is copied
+        first unless its rows are contiguous and multiples of 16 bytes.
     k_cache : array, shape (b, hk, capacity, d) or (pages, hk, page_size, d)
-        Keys, of q's dtype, or of 8 bits with a `k_scale`: `ml_dtypes.float8_e4m3fn`, its bytes as
-        uint8 (CuPy has no 8-bit floating point), or int8. In pages of any size if there is a
-        `block_table`. hq must be a multiple of hk.
+        Keys, of q's dtype, or of 8 bits with a `k_scale`: int8, `ml_dtypes.float8_e4m3fn`, or the
+        bytes of the latter as uint8 (CuPy has no 8-bit floating point). In pages of any size if
+        there is a `block_table`. hq must be a multiple of hk.
     v_cache : array, shape (b, hk, capacity, dv) or (pages, hk, page_size, dv)
         Values, of q's dtype, or of 8 bits as the keys, with a `v_scale`.
     lengths : array, shape (b,), optional
-        Keys in use, those of these queries included: 0 to the capacity, which is also the default.
-        Another stream must not change them while a call that reads them runs.
-        Query i of sq is at position lengths - sq + i of its sequence. Integers on the device or in
-        a NumPy array. The kernel reads a contiguous int32 array of the device where it is, in each
-        replay of a captured call; others are converted first.
+        Keys in use, including those of the new queries: 0 to the capacity, which is the default.
+        Query i of sq is at position lengths - sq + i of its sequence. Integers in a NumPy or CuPy
+        array. The kernel reads a contiguous int32 CuPy array in place, also in each replay of a
+        captured call; others are converted first. Another stream must not change the array while
+        a call that reads it runs.
     block_table : array, shape (b, pages a sequence), optional
         The pages of each sequence, in order: integers, as `lengths`, with contiguous rows.
-        Entries beyond the length may be anything. Sequences may share pages. One page a sequence,
-        of the cache's capacity, picks sequences from a larger contiguous cache.
+        Entries beyond the length may be anything. Sequences may share pages. To use some sequences
+        of a larger contiguous cache, give a table with one page a sequence.
     k_scale, v_scale : array, shape (b, hk, capacity) or (pages, hk, page_size), float32, optional
         Needed for caches of 8 bits: a key or a value is its 8-bit numbers times its scale. Finite
-        or NaN; any strides; axes in the order of `layout`. On the GPU q must have 16 bits, and the
-        product of a weight and the scale of V is rounded to float16. A NaN in bytes or scales
-        becomes NaN in the result.
+        or NaN; any strides; axes in the order of `layout`. On a GPU q must have 16 bits, and the
+        product of a weight and the scale of V is rounded to float16. A NaN in numbers or scales
+        makes the result NaN.
     causal : bool
-        Query i sees the keys j <= i + lengths - sq only. If False, it sees all keys in use, as in a
-        prefix that is not its own; see `merge`.
+        Query i sees the keys j <= i + lengths - sq only. If False, it sees all keys in use; for
+        example, if the cache is a shared prefix, see `merge`.
     window : tuple of int or None, (left, right)
         Query i sees the keys from i + lengths - sq - left to i + lengths - sq + right only; None is
-        no bound. Keys in front of all windows are not read, nor are their pages.
+        no bound. Keys before all windows, and their pages, are not read.
     attention_chunk : int, optional
-        As in `attention`, with p = i + lengths - sq. Keys in front of all chunks are not read, nor
-        are their pages.
+        As in `attention`, with p = i + lengths - sq. Keys before all chunks, and their pages, are
+        not read.
     softcap : float, optional
         As in `attention`.
     alibi_slopes : array, shape (hq,) or (b, hq), float32
@@ -135,14 +135,14 @@ def decode(
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too; with a softcap as in `attention`.
     num_splits : int, optional
-        Parts that each sequence's keys are divided into for the GPU, to be computed at the same
-        time; by default as many as keep it busy. With a number given, a sequence has the same bits
+        Into how many parts the keys of each sequence are split, which a GPU computes at the same
+        time; by default as many as keep it busy. With a given number, a sequence has the same bits
         alone and in any batch. On the CPU it always has.
     unified_max : float, optional
-        A score, in natural units, that takes the place of all row maxima on the GPU, as in
-        FlashDecoding++. For caches in float16 and bfloat16. Results are right whatever it is: keys
-        whose weights leave the range of 16 bits are taken again with true maxima. It is fast if the
-        largest scores lie at most 2 below or 10 above it in float16, 44 in bfloat16.
+        A score, in natural units, that replaces all row maxima on a GPU, as in FlashDecoding++. For
+        caches in float16 and bfloat16. Results are right whatever it is: keys whose weights leave
+        the range of 16 bits are computed again with true maxima. It is fast if the largest scores
+        are at most 2 below it, and at most 10 (float16) or 44 (bfloat16) above it.
     kernel : str or Variant, optional
         Forces a kernel ("decode" or "decode_wgmma"; "decode_fp8" or "decode_int8") or one
         instantiation; GPU only.
@@ -150,8 +150,8 @@ def decode(
     Returns
     -------
     out : array, shape (b, hq, sq, dv) or (b, sq, hq, dv)
-        In q's dtype; sums are float32. Queries that see no key are 0: all of a sequence of length
-        0, and the first sq - length of a shorter one than sq if `causal`.
+        In q's dtype; sums are float32. Queries that see no key are 0: all queries of a sequence of
+        length 0, and with `causal` the first sq - length queries if length is less than sq.
     lse : array, shape (b, hq, sq), float32
         With `return_lse`: natural logarithm; -inf for queries that see no key. With `sinks` it
         includes the head's sink, as in `attention`.
@@ -163,16 +163,15 @@ def decode(
         mixed with CuPy but for `lengths` and `block_table`; options of another type.
     ValueError
         Shapes, layout, scale, devices or `out` that do not fit; caches of 8 bits without scales, or
-        others with them; a negative bound of a window, a
-        softcap outside 1e-6 to 1e4; `num_splits` below 1, a kernel that cannot take the call; in a
-        capture into a CUDA graph, an array that would be copied.
-        Lengths out of range in a NumPy array; pages in use that do not exist, if both table and
-        lengths are on the host. Arrays on the device are not checked: there, lengths out of
-        range and pages that do not exist give results that mean nothing, and no read outside the
+        others with them; a negative bound of a window, a softcap outside 1e-6 to 1e4; `num_splits`
+        below 1, a kernel that cannot take the call; in a capture into a CUDA graph, an array that
+        would be copied. Lengths out of range in a NumPy array; pages in use that do not exist, if
+        both table and lengths are NumPy arrays. Values of CuPy arrays are not checked: lengths out
+        of range and pages that do not exist give meaningless results, but no read outside the
         caches.
     RuntimeError
-        A call is captured into a CUDA graph, and no call of its size was made before outside of a
-        graph.
+        The call is captured into a CUDA graph, and no call of the same size was made before,
+        outside of a graph.
     CompileError
         NVRTC refused a kernel.
 
@@ -183,8 +182,8 @@ def decode(
     (Hong et al. 2023, section 4), and its unified maximum (section 3) with `unified_max`; pages as
     in PagedAttention (Kwon et al. 2023).
 
-    Nothing beyond a length reaches a result. ``docs/guide/numerics.md`` says where infinities and
-    NaN go, and how large scores may be.
+    Nothing beyond a length reaches a result. ``docs/guide/numerics.md`` describes infinities, NaN
+    and large scores.
 
     Examples
     --------

@@ -57,7 +57,7 @@ def explain_backward(
     Parameters
     ----------
     q, k, v, wrt, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
-        As for `attention_backward`; its `dout`, `out` and `lse` make no difference.
+        As for `attention_backward`; its `dout`, `out` and `lse` are not needed.
     score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
         As for `attention_backward`.
     deterministic : bool

@@ -30,7 +30,7 @@ def merge(
     layout: Layout = "bhsd",
     out: AnyArray | None = None,
 ) -> tuple[ArrayT, ArrayT]:
-    """Merge attentions of the same queries over disjoint sets of keys into one over all keys.
+    """Merge results of attention over disjoint sets of keys into attention over all keys.
 
     Parameters
     ----------
@@ -66,24 +66,26 @@ def merge(
 
     Notes
     -----
-    A part whose log-sum-exp is -inf has seen no key, and its result is not read. If all are -inf,
-    the result is 0 and -inf. Parts whose log-sum-exp is +inf outweigh all others, and share the
-    weight evenly. NaN makes NaN. A log-sum-exp near -1e9, of a row that a bias hides in a part, is
-    rounded to multiples of 64 in float32. The result is right if another part has usual scores,
-    which take all weight; if all parts hide the row so, their numbers of keys do not count. Hide
-    keys by `mask`, whose log-sum-exp is -inf. Give `sinks` to one part only. The formula is that of
-    FlashAttention-2 (Dao 2023, section 2.3.1).
+    The queries of all parts are the same. A part whose log-sum-exp is -inf has seen no key, and its
+    result is not read. If all are -inf, the result is 0 and -inf. Parts whose log-sum-exp is +inf
+    outweigh all others, and share the weight evenly. NaN makes NaN. Give `sinks` to one part only.
+
+    If a bias of -1e9 hides a row in a part, its log-sum-exp is near -1e9, where float32 rounds to
+    multiples of 64. The result is right if another part has usual scores, but not if all parts hide
+    the row: hide keys by `mask` instead, whose log-sum-exp is -inf.
+
+    The formula is that of FlashAttention-2 (Dao 2023, section 2.3.1).
 
     Examples
     --------
-    A prefix that sequences share, and keys that each has for itself:
+    A prefix that three sequences share, and the other keys of each sequence:
 
     >>> import numpy as np, cufa
     >>> q = np.ones((3, 8, 1, 64), np.float32)
-    >>> prefix, own = np.ones((1, 8, 500, 64), np.float32), np.ones((3, 8, 20, 64), np.float32)
+    >>> prefix, rest = np.ones((1, 8, 500, 64), np.float32), np.ones((3, 8, 20, 64), np.float32)
     >>> together = q.reshape(1, 3, 8, 64).swapaxes(1, 2)
     >>> a, a_lse = cufa.attention(together, prefix, prefix, return_lse=True)
-    >>> b, b_lse = cufa.decode(q, own, own, return_lse=True)
+    >>> b, b_lse = cufa.decode(q, rest, rest, return_lse=True)
     >>> a, a_lse = a.swapaxes(1, 2).reshape(q.shape), a_lse.swapaxes(1, 2).reshape(3, 8, 1)
     >>> cufa.merge([a, b], [a_lse, b_lse])[0].shape
     (3, 8, 1, 64)

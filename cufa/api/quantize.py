@@ -35,6 +35,9 @@ def quantize(
 ) -> Quantized:
     """Quantise queries, keys or values to 8-bit floating point (e4m3) with float32 scales.
 
+    `cufa.attention` takes the results in place of q, k and v. For `cufa.decode`, use a cache with
+    ``dtype="fp8"`` or ``"int8"``.
+
     Parameters
     ----------
     x : array, shape (b, h, s, d)
@@ -57,9 +60,9 @@ def quantize(
         large mean. `attention` adds the product of query and mean to the scores in float32, so that
         results and the log-sum-exp are those of the keys with their mean. NumPy arrays only.
     transposed : bool
-        Whether to store values in the order that 8-bit matrix units read; `Quantized` describes it.
-        With it, `attention` on a GPU need not transpose them in each call. Queries and keys take
-        False.
+        Whether to store values in the order that 8-bit tensor cores read; `Quantized` describes it.
+        `attention` on a GPU then does not transpose them in each call. Must be False for queries
+        and keys.
     layout : {"bhsd", "bshd", "thd"}
         Order of the axes of 4-D arrays; "thd" is for the 3-D arrays (tokens, heads, d) of
         `cufa.attention_varlen`.
@@ -67,7 +70,7 @@ def quantize(
         Where sequences begin in an array of layout "thd", as `cufa.attention_varlen` takes it:
         `cu_seqlens_q` for queries, and `cu_seqlens_k` for keys and values. Each sequence then
         begins a new block, so that no two share the scale of a block. On a GPU `attention_varlen`
-        needs it. The array is on the host or on the device.
+        needs it. A NumPy or CuPy array.
 
     Returns
     -------
@@ -83,14 +86,13 @@ def quantize(
 
     Notes
     -----
-    CuPy arrays give the bits of NumPy arrays, except for numbers below 2^-126, which a GPU takes
-    as 0.
+    CuPy and NumPy arrays give the same bits, except for numbers below 2^-126, which are 0 on a GPU.
 
     NaN and infinities become NaN, and do not change scales. With a transform, NaN fills all columns
     that are transformed together with it. A query that sees such a key gets NaN.
 
     Rows are stored with 64, 96, 128, 192 or 256 columns; zeros fill the rest of a shorter row. All
-    columns are transformed together, but 96 in three parts of 32, and 192 in three parts of 64.
+    columns are transformed together, except that 96 are three parts of 32, and 192 three of 64.
     float32 numbers beyond 2^119 may overflow in the transform, and then count as infinite.
 
     Examples

@@ -24,19 +24,18 @@ from cufa.problem.rotary import RotaryTables, check_real_dtype
 
 
 class Rotary(RotaryTables):
-    """Tables of rotary position embedding.
+    """Cosines and sines of a rotary position embedding.
 
-    A cache applies them to what is written to it; `apply` does so without a cache.
-
-    Elements of a head are turned in pairs, as points of a plane, by an angle that grows with the
-    token's position: (x, y) becomes (x cos - y sin, y cos + x sin).
+    A cache rotates the keys and queries that are written to it. `apply` does so without a cache.
+    The pair (x, y) of elements of a head becomes (x cos - y sin, y cos + x sin), where the angle
+    grows with the token's position.
 
     Parameters
     ----------
     cos, sin : array, shape (positions, rotary_dim / 2)
         Cosines and sines of the angle of each position and pair; they become float32. NumPy or
-        CuPy, as the arrays that are turned. The first `rotary_dim` elements of a head are turned,
-        the others stay.
+        CuPy, like the arrays that are rotated. The first `rotary_dim` elements of a head are
+        rotated, the others stay.
     interleaved : bool
         Pairs are elements 2 i and 2 i + 1, as in GPT-J and in Llama's own checkpoints; else i and
         i + rotary_dim / 2, as in GPT-NeoX and in Hugging Face's checkpoints.
@@ -141,7 +140,7 @@ class Rotary(RotaryTables):
         theta : float
             The base, such as 10000; more than 0.
         rotary_dim : int
-            Elements of a head that are turned: an even number.
+            Elements of a head that are rotated: an even number.
         positions : int
         factors : ndarray of shape (rotary_dim / 2,) or float
             Divisors of the frequencies, as for linear scaling or LongRoPE.
@@ -189,17 +188,17 @@ class Rotary(RotaryTables):
     def apply(
         self, x: ArrayT, positions: int | np.integer | AnyArray, *, layout: Layout = "bhsd"
     ) -> ArrayT:
-        """Turn queries or keys by their positions.
+        """Rotate queries or keys by their positions.
 
         Parameters
         ----------
         x : array, shape (b, h, s, d) or (b, s, h, d)
-            As `layout` says; (b, s, d) and (s, d) mean axes of length 1, as in `cufa.attention`.
-            float16, bfloat16 or float32, of any strides; d is `dim` or more. NumPy or CuPy, as the
-            tables.
+            As `layout` says. In (b, s, d) and (s, d) the missing axes have length 1, as in
+            `cufa.attention`. float16, bfloat16 or float32, of any strides; d is `dim` or more.
+            NumPy or CuPy, like the tables.
         positions : int, or array of int of shape (s,) or (b, s)
-            The position of each token; one number is that of each sequence's first token, which
-            the others follow. In a NumPy array, or on the device.
+            The position of each token; one number is the position of the first token of each
+            sequence. A NumPy or CuPy array.
         layout : {"bhsd", "bshd"}
             Order of x's axes.
 
@@ -222,11 +221,12 @@ class Rotary(RotaryTables):
 
         Notes
         -----
-        Computed in float32 and rounded once, with the kernel that writes to caches: the bits are
-        those of `KVCache.append`. Tokens whose positions on the device are beyond the tables stay
-        as they are.
+        Computed in float32 and rounded once, by the kernel that writes to caches: the bits are
+        those of `KVCache.append`. Tokens whose positions in a CuPy array are beyond the tables are
+        not rotated. The gradient is a rotation by the negative angle: `apply` of
+        ``Rotary(cos, -sin)``.
 
-        Sequences that follow each other, (total, h, d) as `cufa.attention_varlen` takes them, are
+        For packed sequences, (total, h, d) as in `cufa.attention_varlen`, call
         ``rotary.apply(x[None], positions[None], layout="bshd")[0]``.
 
         Examples

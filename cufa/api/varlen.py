@@ -138,10 +138,10 @@ def attention_varlen(
     kernel: str | Variant | None = None,
     **other_names: Any,
 ) -> Any:
-    """Compute attention of sequences of any lengths that follow each other, without padding.
+    """Compute attention of packed sequences: of any lengths, one after another, without padding.
 
-    Each sequence is as in `cufa.attention`, and nothing of another reaches it. Lengths are read on
-    the device, so that a captured call follows them.
+    Each sequence is computed as by `cufa.attention`; nothing of one reaches another. Lengths are
+    read on the device, so a replay of a captured call reads them again.
 
     Parameters
     ----------
@@ -152,26 +152,26 @@ def attention_varlen(
     v : array, shape (total_k, hk, dv)
         Values, of q's dtype.
     cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), of integers
-        Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1: the first number is 0,
-        and none is less than the one before it, nor more than there are rows. On the host, the last
-        one of `cu_seqlens_q` must be the number of queries. On the device, an array that is not
-        contiguous int32 is converted first; offsets that break these rules give results that mean
-        nothing, but no access outside of the arrays. There may be no sequences.
+        Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1] - 1. The first number is 0,
+        no number is less than the one before it, and none is more than there are rows. In a NumPy
+        array, the last number of `cu_seqlens_q` must be the number of queries. A CuPy array that is
+        not contiguous int32 is converted first, and its values are not checked: wrong values give
+        meaningless results, but no access outside of the arrays. There may be no sequences.
     max_seqlen_q, max_seqlen_k : int, optional
-        0 or more: the longest sequence's queries and keys, or more; needed with `bias` and `mask`
-        only. Where offsets on the device exceed them, the first queries and keys of a sequence
-        count.
+        Queries and keys of the longest sequence, or more; needed with `bias` and `mask` only. If a
+        sequence in CuPy offsets is longer, only its first queries and keys count.
     seqused_k : array, shape (sequences,), of integers, optional
-        How many of each sequence's keys are in use, the first ones: no more than it has. On the
-        device a larger number counts as all of them.
+        The number of keys in use of each sequence, from its first one: no more than it has. In a
+        CuPy array, a larger number counts as all of its keys.
     causal, window, attention_chunk, softcap, scale
         As in `cufa.attention`, for each sequence by its own lengths.
     alibi_slopes : array, shape (hq,) or (sequences, hq), float32
     bias, mask : array, broadcastable to (sequences, hq, max_seqlen_q, max_seqlen_k)
     sinks : array, shape (hq,), float32
     score_mod, mask_mod : function or str
-        Take the number of the sequence, and count queries and keys from its first ones. There is
-        no `block_mask`: `cufa.attention` takes one, of documents in one sequence, say.
+        `b` is the index of the sequence; `q_idx` and `kv_idx` count from its first query and key.
+        There is no `block_mask`, but `cufa.attention` takes one: for example, for documents in one
+        sequence.
     dropout_p, seed
         As in `cufa.attention`.
     out : array, optional
@@ -181,7 +181,7 @@ def attention_varlen(
     out_dtype, precision
         As in `cufa.attention`. A `cufa.Quantized` must be made with ``layout="thd"``, and on a GPU
         also with `cu_seqlens` of the same values as `cu_seqlens_q` or `cu_seqlens_k`. On a GPU the
-        values are not compared: other ones give results that mean nothing.
+        values are not compared: other values give meaningless results.
     kernel : str or Variant, optional
         Forces a kernel ("fa3_wgmma", "fa2_mma", "fa2_fp32"; in 8 bits "fp8_wgmma") or one
         instantiation; GPU only.
@@ -189,8 +189,8 @@ def attention_varlen(
     Returns
     -------
     out : array, shape (total_q, hq, dv)
-        In q's dtype. Rows that see no key are 0, and so are queries that no sequence has; in an
-        `out` that is given, the latter are left as they are.
+        In q's dtype. Rows that see no key are 0, and so are queries that no sequence has. In an
+        `out` that is given, the latter do not change.
     lse : array, shape (hq, total_q), float32
         With `return_lse`: natural logarithm; -inf for rows that see no key, and for queries that no
         sequence has.
@@ -198,16 +198,16 @@ def attention_varlen(
     Raises
     ------
     TypeError, ValueError
-        As `cufa.attention`; and for offsets of other shapes or dtypes, or on the host with other
-        values.
+        As `cufa.attention`; and for offsets of wrong shapes or dtypes, or in NumPy arrays with
+        wrong values.
     CompileError
         NVRTC refused a kernel.
 
     Notes
     -----
     The method is that of `cufa.attention`. Variants are chosen as if all sequences had the
-    average length. Offsets on the device may leave out queries: one small kernel more then looks
-    for them, unless `out` is given and no log-sum-exp asked for.
+    average length. CuPy offsets may leave out queries, so a small second kernel looks for these,
+    unless `out` is given and `return_lse` is False.
 
     Examples
     --------

@@ -56,7 +56,7 @@ def attention_varlen_backward(
     Parameters
     ----------
     dout : array, shape (total_q, hq, dv)
-        The gradient of a number with respect to the result of `attention_varlen`, of its dtype.
+        The gradient of a loss, which is one number, with respect to `out`, in its dtype.
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k
         As in `attention_varlen`.
     out, lse : array, shapes (total_q, hq, dv) and (hq, total_q)
@@ -72,7 +72,7 @@ def attention_varlen_backward(
     deterministic : bool
         Whether two identical calls give the same bits. On the CPU they always do.
     kernel : str or Variant, optional
-        None, see `attention_backward`.
+        Must be None, see `attention_backward`.
 
     Returns
     -------

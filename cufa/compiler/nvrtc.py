@@ -33,7 +33,7 @@ class CompileError(RuntimeError):
     options : tuple of str
         The compiler's options.
     log : str
-        What NVRTC said.
+        NVRTC's messages.
     """
 
     def __init__(self, variant: Variant | Instance, options: tuple[str, ...], log: str) -> None:

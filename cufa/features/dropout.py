@@ -173,7 +173,7 @@ def kept(
 def dropout_mask(
     shape: tuple[int, int, int, int], dropout_p: float, seed: int, *, xp: ModuleType = np
 ) -> Array:
-    """Return which weights `cufa.attention` keeps with this dropout.
+    """Return which weights `cufa.attention` keeps with a dropout.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def dropout_mask(
 
     Notes
     -----
-    By Philox4x32-10 (Salmon et al. 2011) of the batch, the head, the query and the key.
+    The random numbers are Philox4x32-10 (Salmon et al. 2011) of batch, head, query and key.
 
     Examples
     --------

@@ -48,11 +48,10 @@ class Problem(NamedTuple):
     features : tuple of Feature
         The features of the call's scores, in the order of `cufa.features.FEATURES`.
     kv : str
-        "Dense"; "Padded", if each sequence has only the first ones of the queries and keys, up to
-        its lengths; "Varlen", if sequences of any lengths follow each other: then `batch` is 1, and
-        `seq_q` and `seq_kv` are those of all together; or "Contiguous" and "Paged" for the caches
-        of `decode`, where a sequence has up to `seq_kv` keys, and its queries are the newest
-        positions.
+        "Dense"; "Padded" with `lengths_q` or `lengths_k`; "Varlen" for packed sequences: then
+        `batch` is 1, and `seq_q` and `seq_kv` are the totals; "Contiguous" and "Paged" for the
+        caches of `decode`, where a sequence has up to `seq_kv` keys, and its queries are the
+        newest positions.
     sequences, max_seqlen_q, max_seqlen_k : int
         For "Varlen": how many sequences there are, and the longest lengths that count.
     returns_lse : bool
@@ -278,8 +277,8 @@ class Problem(NamedTuple):
         scale : float, optional
             1 / sqrt(head_dim) when not given.
         **options
-            Arguments of `attention` that say what becomes of the scores and are no arrays: causal,
-            window, softcap and so on.
+            Arguments of `attention` for masks and scores that are not arrays: causal, window,
+            softcap and so on.
 
         Returns
         -------

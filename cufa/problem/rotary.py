@@ -47,7 +47,7 @@ class RotaryTables:
 
     @property
     def dim(self) -> int:
-        """Elements of a head that are turned."""
+        """Elements of a head that are rotated."""
         return 2 * self.cos.shape[1]
 
 

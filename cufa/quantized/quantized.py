@@ -26,14 +26,14 @@ class Quantized:
     ----------
     values : array, shape (b, h, s, columns)
         The bytes: `ml_dtypes.float8_e4m3fn` on NumPy, uint8 on CuPy. A row has 64, 96, 128, 192 or
-        256 columns, the least number of these that holds a row of the source. Without a transform,
-        the columns behind the source's are 0. The shape is (b, h, blocks, columns, 128) if
+        256 columns, the least of these that is enough for a row of the source. Without a transform,
+        the additional columns are 0. The shape is (b, h, blocks, columns, 128) if
         `transposed`. With `cu_seqlens`, s is 128 * (tokens // 128 + sequences): sequence i begins
         at row 128 * (cu_seqlens[i] // 128 + i), and rows between sequences do not count.
     scales : array of float32
         Factors of the numbers, positive and finite: (b, h, blocks) for `granularity` "block",
-        (b, h, 1) for "head", (1, 1, 1) for "tensor". On CuPy these values are not checked; others
-        give results that mean nothing.
+        (b, h, 1) for "head", (1, 1, 1) for "tensor". Values of CuPy arrays are not checked: wrong
+        values give meaningless results.
     shape : tuple of int
         Shape of the source.
     dtype : dtype
@@ -50,7 +50,7 @@ class Quantized:
     layout : {"bhsd", "bshd", "thd"}
         Order of the source's axes, as in `cufa.quantize`.
     mean : array of float32, shape (b, h, columns), optional
-        The mean that `smooth` subtracted from each row, transformed as rows are.
+        The mean that `smooth` subtracted from each row, after the same transform.
     transposed : bool
         Whether `values` are transposed in blocks of 128 rows. Zeros follow the last row. Each 16
         rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
@@ -172,12 +172,12 @@ class Quantized:
         return found if offsets is None else in_order(found, offsets, seq, xp)
 
     def dequantize(self) -> Array:
-        """Return the array that this stands for.
+        """Return an array of usual numbers.
 
         Returns
         -------
         array
-            It has the source's shape and dtype; numbers differ by the rounding to 8
+            With the source's shape and dtype. It differs from the source by the rounding to 8
             bits.
         """
         rows = self.stored()

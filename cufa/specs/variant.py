@@ -69,17 +69,17 @@ class Variant(TemplateArguments):
     unified : bool
         Whether the softmax has a preset maximum; for kernels that can.
     whole : bool
-        Whether each block reads one unit, a sequence's keys of a K/V head, and no unit is ever cut;
-        for kernels that can.
+        Whether a block reads all keys of a sequence and K/V head, which are never split; for
+        kernels that can.
     schedule : str
-        One of the kernel's schedules, where it has several and one is asked for; else it is the one
-        that the kernel's spec names.
+        One of the kernel's schedules, if it has more than one; "" for the one that the kernel's
+        spec names.
     score : tuple of str
         The parts of the score that are compiled in, such as "Causal", see
-        `cufa.features.parts.PARTS`. A part that was made of a caller's own expression is known in
+        `cufa.features.parts.PARTS`. A part that was made from a caller's function is known only in
         the process that made it.
     kv : str
-        How K and V are found.
+        How K and V are stored, such as "Dense" or "Paged".
     """
 
     __slots__ = ()
