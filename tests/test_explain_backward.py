@@ -156,7 +156,7 @@ def test_explain(capsys: Captured) -> None:
 
 
 def test_explain_gradients_of_sinks(capsys: Captured) -> None:
-    words = ["explain", "--q", "1,8,100,64", "--beside", "sinks", "--backward", "--gpu", "h200"]
+    words = ["explain", "--q", "1,8,100,64", "--array", "sinks", "--backward", "--gpu", "h200"]
     assert cli.main(words) == 0
     out, _ = capsys.readouterr()
     assert "gradients of q, k, v, sinks; " in out
@@ -167,14 +167,14 @@ def test_explain_gradients_of_sinks(capsys: Captured) -> None:
 def test_compile(builder: Builder, lengths: str) -> None:
     words = ["compile", "--gpu", "a100", "--for", "2,8,300,64", "--dtype", "float16", "--backward"]
     words += ["--lengths", lengths] if lengths else []
-    assert cli.main([*words, "--beside", "sinks"]) == 0
+    assert cli.main([*words, "--array", "sinks"]) == 0
     kernels = [each.kernel for each in builder.asked]
     # The products once for each mask; what comes before and after is the same.
     assert sorted(kernels) == [
         *("bwd_finish", "bwd_mma", "bwd_mma", "bwd_prepare", "bwd_sinks", "fa2_mma", "fa2_mma")
     ]
     assert {each.kv for each in builder.asked} == {"Varlen" if lengths else "Dense"}
-    assert cli.main([*words, "--beside", "sinks"]) == 0
+    assert cli.main([*words, "--array", "sinks"]) == 0
     assert builder.asked == []
 
 
