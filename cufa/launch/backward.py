@@ -144,27 +144,28 @@ def attention_backward(
         asked = wrt, more, deterministic, forced
         call = _prepare(problem, strides, address, described, asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
-    plan = call.plan
-    memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
-    start = memory.data.ptr
-    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
-    numbers = [start + 4 * place if place >= 0 else 0 for place in places]
-    chains, sums = _cleared(plan, memory, others)
-    addresses = (
-        *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
-        _aligned(lse),
-        *numbers,
-        *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
-        *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
-        chains,
-        *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
-        *_addresses(extras, plan),
-    )
-    for launch in call.launches:
-        launch(*addresses)
-    for each, found, array in zip(plan.sums, sums, others, strict=True):
-        if each.dtype not in DTYPES:
-            array[...] = found.reshape(array.shape)
+    plan, kept = call.plan, workspace.of_device(device_id)
+    with kept.lock:
+        memory = kept.take(plan.workspace_words)
+        start = memory.data.ptr
+        places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
+        numbers = [start + 4 * place if place >= 0 else 0 for place in places]
+        chains, sums = _cleared(plan, memory, others)
+        addresses = (
+            *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
+            _aligned(lse),
+            *numbers,
+            *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
+            *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
+            chains,
+            *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
+            *_addresses(extras, plan),
+        )
+        for launch in call.launches:
+            launch(*addresses)
+        for each, found, array in zip(plan.sums, sums, others, strict=True):
+            if each.dtype not in DTYPES:
+                array[...] = found.reshape(array.shape)
     for name, array in wanted.items():
         if arrays[name] is not array:
             array[...] = arrays[name]
