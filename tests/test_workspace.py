@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from played_gpu import Gpu, on_gpu
+from played_gpu import Gpu, Stream, on_gpu
 from test_launch import in_threads
 
 pytest.importorskip("cupy")
@@ -111,3 +111,26 @@ def test_launches_of_threads_do_not_mix(gpu: Gpu, monkeypatch: pytest.MonkeyPatc
     x, lse = on_gpu(np.ones((1, 2, 40, 32), np.float32)), on_gpu(np.ones((1, 2, 40), np.float32))
     in_threads(4, lambda _: cufa.attention_backward(x, x, x, x, x, lse))
     assert [len([*launches]) for _, launches in groupby(launched)] == [3] * 4
+
+
+def test_a_capture_that_is_refused_writes_nothing(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, or of a place for a copy."""
+    monkeypatch.setattr(backward, "_prepared", {})
+    monkeypatch.setattr(workspace, "_of_device", {})
+    monkeypatch.setattr(workspace, "current_capture", lambda: (1, 0))
+    x, lse = on_gpu(np.ones((1, 2, 40, 32), np.float32)), on_gpu(np.ones((1, 2, 40), np.float32))
+    turned = on_gpu(np.ones((1, 2, 32, 40), np.float32)).swapaxes(2, 3)
+    given = {name: on_gpu(np.full((1, 2, 40, 32), np.nan, np.float32)) for name in ("dq", "dk")}
+    lengths, wrt = on_gpu(np.array([30], np.int32)), ("q", "k")
+    gpu.stream = Stream(capturing=True)
+    for dout, out, message in (
+        (x, x, "a backward pass is captured .* no memory is set aside"),
+        (x, turned, "out .* would be copied"),
+        (turned, x, "dout .* would be copied"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            cufa.attention_backward(*(dout, x, x, x, out, lse), lengths_k=lengths, wrt=wrt, **given)
+    assert all(np.isnan(place.get()).all() for place in given.values())
+    assert not gpu.launches
