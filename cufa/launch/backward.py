@@ -116,7 +116,7 @@ def attention_backward(
     bias = () if gradients.bias is None else (gradients.bias,)
     sinks = () if gradients.sinks is None else (gradients.sinks,)
     others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
-    if 0 in sizes:
+    if 0 in sizes or (problem.kv == "Varlen" and problem.sequences == 0):
         for array in (*wanted.values(), *sinks, *others):
             array.fill(0)
         return
