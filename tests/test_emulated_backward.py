@@ -399,7 +399,8 @@ def test_a_call_of_no_sequence_launches_nothing(gpu: Gpu, rows: int) -> None:
     x, lse = on_gpu(np.ones((rows, 2, 32), np.float16)), on_gpu(np.zeros((2, rows), np.float32))
     offsets, sinks = on_gpu(np.zeros(1, np.int32)), on_gpu(np.zeros(2, np.float32))
     arrays, wrt = (x, x, x, x, x, lse, offsets, offsets), (*"qkv", "sinks")
-    places = {f"d{name}": on_gpu(np.full_like(x.host, np.nan)) for name in "qkv"}
+    nan = np.full(x.shape, np.nan, x.dtype)
+    places: dict[str, Any] = {f"d{name}": on_gpu(nan) for name in "qkv"}
     found = cufa.attention_varlen_backward(*arrays, sinks=sinks, wrt=wrt, **places)
     assert not any(gradient.get().any() for gradient in found)
     assert not backward._prepared

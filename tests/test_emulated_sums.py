@@ -134,7 +134,8 @@ def test_an_array_that_a_function_refers_to_alone(rng: np.random.Generator) -> N
 
 def test_arrays_whose_names_resemble_those_of_gradients(rng: np.random.Generator) -> None:
     """A function reads `dtable` and `dbias`: they are inputs, and stay as they are."""
-    bias, table, dtable, dbias = (on_gpu(np.full(40, n, np.float32)) for n in (0, 0, 0.5, 0.25))
+    numbers: list[Any] = [on_gpu(np.full(40, n, np.float32)) for n in (0, 0, 0.5, 0.25)]
+    bias, table, dtable, dbias = numbers
 
     def added(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return score + table[kv_idx] * dtable[kv_idx] + dbias[kv_idx]

@@ -122,7 +122,8 @@ def test_a_capture_that_is_refused_writes_nothing(
     monkeypatch.setattr(workspace, "current_capture", lambda: (1, 0))
     x, lse = on_gpu(np.ones((1, 2, 40, 32), np.float32)), on_gpu(np.ones((1, 2, 40), np.float32))
     turned = on_gpu(np.ones((1, 2, 32, 40), np.float32)).swapaxes(2, 3)
-    given = {name: on_gpu(np.full((1, 2, 40, 32), np.nan, np.float32)) for name in ("dq", "dk")}
+    nan = np.full((1, 2, 40, 32), np.nan, np.float32)
+    given: dict[str, Any] = {name: on_gpu(nan) for name in ("dq", "dk")}
     lengths, wrt = on_gpu(np.array([30], np.int32)), ("q", "k")
     gpu.stream = Stream(capturing=True)
     for dout, out, message in (

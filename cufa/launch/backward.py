@@ -154,7 +154,7 @@ def attention_backward(
             _aligned(lse),
             *numbers,
             extras.arrays[_SINKS].data.ptr if sinks else 0,
-            gradients.sinks.data.ptr if sinks else 0,
+            sinks[0].data.ptr if sinks else 0,
             chains,
             *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
             *_addresses(extras, plan),
