@@ -654,10 +654,10 @@ def test_a_function_that_raises_writes_nothing(rng: np.random.Generator) -> None
 
 
 def test_nothing_to_do() -> None:
-    """Empty batches, no queries, no keys: zeros, or nothing."""
-    for b, sq, sk in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
-        q, k = np.ones((b, 2, sq, 8), np.float32), np.ones((b, 1, sk, 8), np.float32)
-        bias, sinks = np.ones((sq, sk), np.float32), np.ones(2, np.float32)
+    """Empty batches, no heads, no queries, no keys: zeros, or nothing."""
+    for b, h, sq, sk in ((0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)):
+        q, k = np.ones((b, h, sq, 8), np.float32), np.ones((b, 1, sk, 8), np.float32)
+        bias, sinks = np.ones((sq, sk), np.float32), np.ones(h, np.float32)
         found = differentiated(q, q, k, k, bias=bias, sinks=sinks)
         for gradient, x in zip(found.values(), (q, k, k, bias, sinks), strict=True):
             assert gradient.shape == x.shape
