@@ -129,6 +129,24 @@ def test_arrays_of_a_gpu() -> None:
     of_bias: Any = cufa.explain_backward(q, k, k, bias=bias, wrt=("bias",))
     assert [sums.lengths for sums in of_bias.sums] == [(1, 1, 300, 300)]
     assert [step.instance.kernel for step in of_bias.steps] == ["bwd_prepare", "bwd_mma"]
+    table = on_gpu(np.zeros(300, np.float32))
+    of_table: Any = cufa.explain_backward(
+        *(q, k, k), score_mod=lambda s, b, h, i, j: s + table[j] * table.shape[0], wrt=("table",)
+    )
+    assert [sums.lengths for sums in of_table.sums] == [(1, 1, 1, 300)]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("factor", [None, 2])
+def test_an_array_that_a_function_refers_to_alone(factor: int | None) -> None:
+    """Its gradient is 0: nothing is added up."""
+    x, table = on_gpu(np.zeros((1, 2, 30, 32), np.float16)), on_gpu(np.zeros(30, np.float32))
+
+    def scaled(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score if factor is None else score * factor if table is not None else 0
+
+    plan: Any = cufa.explain_backward(x, x, x, score_mod=scaled, wrt=("table",))
+    assert plan.sums == ()
 
 
 # the commands
