@@ -460,6 +460,27 @@ def test_arrays_that_a_function_reads(rng: np.random.Generator, name: str, varle
         assert abs(difference - along) <= rough * np.linalg.norm(gradient.astype(float)) * 1e-6
 
 
+def test_three_arrays_of_the_same_name(rng: np.random.Generator) -> None:
+    """Each has a number, and its own gradient."""
+
+    def adding(table: np.ndarray) -> Any:
+        return lambda score, j: score + table[j] * table[j]
+
+    functions = [adding(np.full(37, n, np.float32)) for n in range(3)]
+
+    def added(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        for function in functions:
+            score = function(score, j)
+        return score
+
+    arrays = drawn(rng, "float32", (2, 4, 2, 19, 37))
+    names = ("table", "table (2)", "table (3)")
+    found = differentiated(*arrays, score_mod=added, wrt=names)
+    assert np.abs(found["table (2)"]).max() > 0.1
+    for n, name in enumerate(names):
+        np.testing.assert_allclose(found[name], n * found["table (2)"], rtol=1e-5, atol=1e-5)
+
+
 def test_many_addends_of_one_number() -> None:
     """As many as scores: a sum in float32, one by one, would stand still at 2^24 small ones."""
     q = k = np.zeros((16, 8, 512, 1), np.float32)
@@ -633,10 +654,10 @@ def test_a_function_that_raises_writes_nothing(rng: np.random.Generator) -> None
 
 
 def test_nothing_to_do() -> None:
-    """Empty batches, no queries, no keys: zeros, or nothing."""
-    for b, sq, sk in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
-        q, k = np.ones((b, 2, sq, 8), np.float32), np.ones((b, 1, sk, 8), np.float32)
-        bias, sinks = np.ones((sq, sk), np.float32), np.ones(2, np.float32)
+    """Empty batches, no heads, no queries, no keys: zeros, or nothing."""
+    for b, h, sq, sk in ((0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)):
+        q, k = np.ones((b, h, sq, 8), np.float32), np.ones((b, 1, sk, 8), np.float32)
+        bias, sinks = np.ones((sq, sk), np.float32), np.ones(h, np.float32)
         found = differentiated(q, q, k, k, bias=bias, sinks=sinks)
         for gradient, x in zip(found.values(), (q, k, k, bias, sinks), strict=True):
             assert gradient.shape == x.shape

@@ -142,14 +142,14 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("compile", "--arch", "sm_90a", "--decode", "1,1,8,64:2,1,8,64"), "batch 2 and 1 differ"),
     (("compile", "--arch", "sm_90a", "--for", "1,1,8,64", "--page-size", "8"), "is for --decode"),
     (("compile", "--arch", "sm_90a", "--page-size", "0"), "'0' is no positive integer"),
-    (("explain", *SMALL, "--beside", "bias", "--gpu", "h100"), "'bias' is none of alibi_slopes"),
-    (("explain", *SMALL, "--beside", "sinks:", "--gpu", "h100"), "'sinks:' is none of"),
-    (("explain", *SMALL, *["--beside", "sinks"] * 2, "--gpu", "h100"), "comes once"),
+    (("explain", *SMALL, "--array", "bias", "--gpu", "h100"), "'bias' is none of alibi_slopes"),
+    (("explain", *SMALL, "--array", "sinks:", "--gpu", "h100"), "'sinks:' is none of"),
+    (("explain", *SMALL, *["--array", "sinks"] * 2, "--gpu", "h100"), "comes once"),
     (("explain", *SMALL, "--dropout", "1", "--gpu", "h100"), "dropout_p must be 0 or more"),
     (("compile", "--arch", "sm_90a", "--softcap", "3"), "scores are for problems of --for"),
     (("compile", "--arch", "sm_90a", "--lengths", "varlen"), "--lengths is for --for"),
     (
-        ("compile", "--arch", "sm_90a", "--decode", "1,1,8,64", "--beside", "mask:bool"),
+        ("compile", "--arch", "sm_90a", "--decode", "1,1,8,64", "--array", "mask:bool"),
         "--decode: no mask there",
     ),
     (("inspect", "bogus", "--arch", "sm_90a"), "a variant looks like"),
@@ -384,7 +384,7 @@ def test_explain_few_queries(capsys: Captured) -> None:
 
 def test_explain_knows_what_becomes_of_the_scores(capsys: Captured) -> None:
     words = ["explain", *SMALL, "--gpu", "h100", "--window", "9,none", "--softcap", "30"]
-    words += ["--beside", "sinks", "--beside", "bias:float32", "--dropout", "0.1"]
+    words += ["--array", "sinks", "--array", "bias:float32", "--dropout", "0.1"]
     assert cli.main(words) == 0
     out, _ = capsys.readouterr()
     assert "softcap 30, bias, window 9,none, sinks, dropout 0.1" in out

@@ -185,7 +185,7 @@ def test_kernels_of_caches_of_8_bits(builder: Builder, kind: str) -> None:
 def test_kernels_of_other_scores(builder: Builder, lengths: str) -> None:
     """The kernels that calls would take with a window and sinks, as gpt-oss has them."""
     words = ["compile", "--gpu", "h200", "--dtype", "bfloat16", "--causal", "--window", "127,0"]
-    words += ["--beside", "sinks", "--for", "2,64,300,64:2,8,300,64"]
+    words += ["--array", "sinks", "--for", "2,64,300,64:2,8,300,64"]
     words += ["--decode", "2,64,1,64:2,8,4096,64"]
     assert cli.main([*words, *(["--lengths", lengths] if lengths else ())]) == 0
     score = ("Causal", "WindowLeft", "Sinks")

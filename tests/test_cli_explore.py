@@ -95,10 +95,10 @@ def test_a_small_space_for_real(capsys: Captured, tmp_path: Path) -> None:
 
 def test_a_score_for_real(capsys: Captured) -> None:
     pytest.importorskip("cupy")
-    words = ["explore", *Q, "--arch", "sm_90a", "--kernel", "fa2_mma", "--beside", "bias:float32"]
+    words = ["explore", *Q, "--arch", "sm_90a", "--kernel", "fa2_mma", "--array", "bias:float32"]
     for axis in ("bm=64", "bn=32", "stages=2", "warps=4", "blocks_per_sm=2"):
         words += ["--space", axis]
-    assert cli.main([*words, "--beside", "mask:uint8"]) == 0
+    assert cli.main([*words, "--array", "mask:uint8"]) == 0
     out, _ = capsys.readouterr()
     assert ", bias, mask\n" in out
     assert "Score<BiasFloat32, MaskBits>" in out

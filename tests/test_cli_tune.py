@@ -111,7 +111,7 @@ def test_both_masks_by_default_and_several_problems(fake: Fake) -> None:
 
 
 def test_other_scores_are_kept_and_used(fake: Fake) -> None:
-    score = ["--softcap", "50", "--beside", "sinks"]
+    score = ["--softcap", "50", "--array", "sinks"]
     assert cli.main(["tune", *Q, *score, "--causal"]) == 0
     (problem,) = fake.problems
     assert problem.score == ("FineSoftcap", "Causal", "Sinks")

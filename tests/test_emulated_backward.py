@@ -407,6 +407,19 @@ def test_an_empty_call_writes_zeros() -> None:
     assert dk.shape == dv.shape == k.shape
 
 
+@pytest.mark.parametrize("rows", [20, 300])
+def test_a_call_of_no_sequence_launches_nothing(gpu: Gpu, rows: int) -> None:
+    """An empty grid would be launched as one block."""
+    x, lse = on_gpu(np.ones((rows, 2, 32), np.float16)), on_gpu(np.zeros((2, rows), np.float32))
+    offsets, sinks = on_gpu(np.zeros(1, np.int32)), on_gpu(np.zeros(2, np.float32))
+    arrays, wrt = (x, x, x, x, x, lse, offsets, offsets), (*"qkv", "sinks")
+    nan = np.full(x.shape, np.nan, x.dtype)
+    places: dict[str, Any] = {f"d{name}": on_gpu(nan) for name in "qkv"}
+    found = cufa.attention_varlen_backward(*arrays, sinks=sinks, wrt=wrt, **places)
+    assert not any(gradient.get().any() for gradient in found)
+    assert not backward._prepared
+
+
 def test_a_table_is_no_place_for_a_gradient() -> None:
     memory = on_gpu(np.zeros((1, 1, 4, 32), np.float16))
     table = memory.view_of(memory.host.reshape(-1)[:4])

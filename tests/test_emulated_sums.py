@@ -132,6 +132,22 @@ def test_an_array_that_a_function_refers_to_alone(rng: np.random.Generator) -> N
     np.testing.assert_allclose(found["wide"], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_arrays_whose_names_resemble_those_of_gradients(rng: np.random.Generator) -> None:
+    """A function reads `dtable` and `dbias`: they are inputs, and stay as they are."""
+    numbers: list[Any] = [on_gpu(np.full(40, n, np.float32)) for n in (0, 0, 0.5, 0.25)]
+    bias, table, dtable, dbias = numbers
+
+    def added(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + table[kv_idx] * dtable[kv_idx] + dbias[kv_idx]
+
+    arrays = drawn(rng, MMA, (1, 2, 1, 20, 40))
+    found = gradients(arrays, wrt=("bias", "table"), bias=bias, score_mod=added)
+    np.testing.assert_allclose(found["table"], found["bias"] / 2, rtol=1e-4, atol=1e-6)
+    assert np.abs(found["bias"]).max() > 0.1
+    assert (dtable.get() == 0.5).all()
+    assert (dbias.get() == 0.25).all()
+
+
 @pytest.mark.parametrize("form", [MMA, FP32_SHARED], ids=name_of)
 def test_sequences_of_any_lengths(emulated: Emulator, rng: np.random.Generator, form: Case) -> None:
     """A bias, and an array that a function reads, of sequences in a row: as on NumPy arrays."""

@@ -129,6 +129,24 @@ def test_arrays_of_a_gpu() -> None:
     of_bias: Any = cufa.explain_backward(q, k, k, bias=bias, wrt=("bias",))
     assert [sums.lengths for sums in of_bias.sums] == [(1, 1, 300, 300)]
     assert [step.instance.kernel for step in of_bias.steps] == ["bwd_prepare", "bwd_mma"]
+    table = on_gpu(np.zeros(300, np.float32))
+    of_table: Any = cufa.explain_backward(
+        *(q, k, k), score_mod=lambda s, b, h, i, j: s + table[j] * table.shape[0], wrt=("table",)
+    )
+    assert [sums.lengths for sums in of_table.sums] == [(1, 1, 1, 300)]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("factor", [None, 2])
+def test_an_array_that_a_function_refers_to_alone(factor: int | None) -> None:
+    """Its gradient is 0: nothing is added up."""
+    x, table = on_gpu(np.zeros((1, 2, 30, 32), np.float16)), on_gpu(np.zeros(30, np.float32))
+
+    def scaled(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score if factor is None else score * factor if table is not None else 0
+
+    plan: Any = cufa.explain_backward(x, x, x, score_mod=scaled, wrt=("table",))
+    assert plan.sums == ()
 
 
 # the commands
@@ -156,7 +174,7 @@ def test_explain(capsys: Captured) -> None:
 
 
 def test_explain_gradients_of_sinks(capsys: Captured) -> None:
-    words = ["explain", "--q", "1,8,100,64", "--beside", "sinks", "--backward", "--gpu", "h200"]
+    words = ["explain", "--q", "1,8,100,64", "--array", "sinks", "--backward", "--gpu", "h200"]
     assert cli.main(words) == 0
     out, _ = capsys.readouterr()
     assert "gradients of q, k, v, sinks; " in out
@@ -167,14 +185,14 @@ def test_explain_gradients_of_sinks(capsys: Captured) -> None:
 def test_compile(builder: Builder, lengths: str) -> None:
     words = ["compile", "--gpu", "a100", "--for", "2,8,300,64", "--dtype", "float16", "--backward"]
     words += ["--lengths", lengths] if lengths else []
-    assert cli.main([*words, "--beside", "sinks"]) == 0
+    assert cli.main([*words, "--array", "sinks"]) == 0
     kernels = [each.kernel for each in builder.asked]
     # The products once for each mask; what comes before and after is the same.
     assert sorted(kernels) == [
         *("bwd_finish", "bwd_mma", "bwd_mma", "bwd_prepare", "bwd_sinks", "fa2_mma", "fa2_mma")
     ]
     assert {each.kv for each in builder.asked} == {"Varlen" if lengths else "Dense"}
-    assert cli.main([*words, "--beside", "sinks"]) == 0
+    assert cli.main([*words, "--array", "sinks"]) == 0
     assert builder.asked == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from exhaustive import exhaustive
 
@@ -149,6 +150,31 @@ def test_what_is_not_wanted_takes_no_memory() -> None:
     rows = 2 * 128
     assert (plan.dq_sums, plan.turns, plan.drawn) == (-1, -1, 2 * rows)
     assert plan.workspace_words == 2 * rows + 4
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_is_bounded(arch: str, dtype: str, packed: bool) -> None:
+    """By dQ and two numbers a row, in units of 128; turns; and parts of dK and dV of 64 MiB."""
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        hk, group, b = (int(rng.choice([1, 2, 3, 7, 16])) for _ in range(3))
+        sq, sk, d, dv = (int(n) for n in rng.integers(1, (9000, 9000, 257, 257)))
+        shapes = (b, hk * group, sq, d), (b, hk, sk, d), (b, hk, sk, dv)
+        problem = Problem.of_shapes(*shapes, dtype=dtype, causal=bool(rng.random() < 0.5))
+        sequences = b
+        if packed:
+            sequences = int(rng.integers(1, 300))
+            one = problem._replace(batch=1, kv="Varlen", sequences=sequences)
+            problem = one._replace(max_seqlen_q=sq, max_seqlen_k=sk)
+        plan = backward_plan(problem, device.of_arch(arch), "qkv", bool(rng.random() < 0.5))
+        units = sq // 128 + sequences if packed else b * -(-sq // 128)
+        rows = hk * group * units * 128
+        assert plan.variant.head_dim >= d
+        of_rows = rows * (2 + plan.variant.head_dim) + rows // 16 + 16
+        parts = 64 << 20 >> 2 if plan.kv_splits > 1 else 0
+        assert plan.workspace_words <= of_rows + parts, shapes
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from cufa.planner import rules
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
-from cufa.specs.costs import Copies, Cost, Work, beside_memory, copies, memory_us, work
+from cufa.specs.costs import Copies, Cost, Work, copies, memory_us, with_memory, work
 from cufa.specs.hopper_costs import COSTS
 from cufa.specs.tile_shape import TileShape
 
@@ -223,20 +223,20 @@ def test_a_cost_is_the_sum_of_its_parts() -> None:
     """A second block on a multiprocessor makes a tile of keys longer, by less than it took."""
     cost = Cost(2.0, 3.0, (0.5, 0.3), 0.2, 0.4, 0.5, 0.6, 0.7)
     nothing = Work(1, (10.0, 0.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert cost.of(nothing) == beside_memory(2 + 3 + 5, 0.0)
-    assert cost.of(nothing._replace(keys=(10.0, 10.0))) == beside_memory(2 + 3 + 8, 0.0)
+    assert cost.of(nothing) == with_memory(2 + 3 + 5, 0.0)
+    assert cost.of(nothing._replace(keys=(10.0, 10.0))) == with_memory(2 + 3 + 8, 0.0)
     more = Work(2, (20.0, 10.0), 7.0, 5.0, 2.0, 3.0, 4.0, 5.0)
     total = 2 + 6 + 13 + 1 + 0.8 + 1.5 + 2.4 + 3.5
-    assert cost.of(more) == pytest.approx(beside_memory(total, 7.0))
+    assert cost.of(more) == pytest.approx(with_memory(total, 7.0))
 
 
 @given(st.floats(1.0, 1e6), st.floats(0.0, 1e6))
-def test_time_beside_memory(us: float, megabytes: float) -> None:
+def test_time_with_memory(us: float, megabytes: float) -> None:
     """No less than either, and little more than the longer one."""
     memory = memory_us(megabytes)
-    found = beside_memory(us, megabytes)
+    found = with_memory(us, megabytes)
     assert max(us, memory) * (1 - 1e-12) <= found <= 1.27 * max(us, memory)
-    assert beside_memory(1e3 * memory, megabytes) == pytest.approx(1e3 * memory)
+    assert with_memory(1e3 * memory, megabytes) == pytest.approx(1e3 * memory)
 
 
 def test_what_is_not_looked_at_is_no_faster(rng: np.random.Generator) -> None:

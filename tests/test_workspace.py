@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from played_gpu import Gpu, Stream, on_gpu
+from test_launch import in_threads
 
 pytest.importorskip("cupy")
 
-from cufa.launch import workspace
+import cufa
+from cufa.compiler import jit
+from cufa.launch import backward, workspace
 
 
 class Field:
@@ -84,3 +92,46 @@ def test_memory_that_is_kept_is_bounded(field: Field) -> None:
     field.stream = 3
     field.memory.take(10)
     assert len(field.made) == 21
+
+
+def test_launches_of_threads_do_not_mix(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of a stream have the same memory: all launches of one come before those of another."""
+    launched: list[int] = []
+
+    def kernel(*_: Any) -> Any:
+        def launch(*_: Any) -> None:
+            launched.append(threading.get_ident())
+            time.sleep(0.002)  # another thread may run here
+
+        return launch
+
+    monkeypatch.setattr(jit, "kernel", kernel)
+    monkeypatch.setattr(backward, "_prepared", {})
+    monkeypatch.setattr(workspace, "_of_device", {})
+    x, lse = on_gpu(np.ones((1, 2, 40, 32), np.float32)), on_gpu(np.ones((1, 2, 40), np.float32))
+    in_threads(4, lambda _: cufa.attention_backward(x, x, x, x, x, lse))
+    assert [len([*launches]) for _, launches in groupby(launched)] == [3] * 4
+
+
+def test_a_capture_that_is_refused_writes_nothing(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, or of a place for a copy."""
+    monkeypatch.setattr(backward, "_prepared", {})
+    monkeypatch.setattr(workspace, "_of_device", {})
+    monkeypatch.setattr(workspace, "current_capture", lambda: (1, 0))
+    x, lse = on_gpu(np.ones((1, 2, 40, 32), np.float32)), on_gpu(np.ones((1, 2, 40), np.float32))
+    turned = on_gpu(np.ones((1, 2, 32, 40), np.float32)).swapaxes(2, 3)
+    nan = np.full((1, 2, 40, 32), np.nan, np.float32)
+    given: dict[str, Any] = {name: on_gpu(nan) for name in ("dq", "dk")}
+    lengths, wrt = on_gpu(np.array([30], np.int32)), ("q", "k")
+    gpu.stream = Stream(capturing=True)
+    for dout, out, message in (
+        (x, x, "a backward pass is captured .* no memory is set aside"),
+        (x, turned, "out .* would be copied"),
+        (turned, x, "dout .* would be copied"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            cufa.attention_backward(*(dout, x, x, x, out, lse), lengths_k=lengths, wrt=wrt, **given)
+    assert all(np.isnan(place.get()).all() for place in given.values())
+    assert not gpu.launches

@@ -82,7 +82,7 @@ def gradients_on_gpu(
 
     found: dict[str, Array] = {}
     for name in wrt:
-        into = given.get(f"d{name}")
+        into = given.get(f"d{name}") if name in TENSORS else None  # a function may read a "dbias"
         found[name] = cupy.empty(given[name].shape, given[name].dtype) if into is None else into
     there = tuple(calls.on_device(name, array) for name, array in lengths.items())
     seed = operands.seed if "Dropout" in problem.score else None

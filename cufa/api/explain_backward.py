@@ -98,7 +98,7 @@ def explain_backward(
     device = devices.current()
     sums = Gradients(
         bias=bias if "bias" in wrt else None,
-        read={name: array for name, array in read.items() if name in wrt},
+        read={name: read[name] for name in mods.sums},
     )
     wanted, table = wanted_of(problem, sums, len(q.shape)), user_table(device)
     return explained(problem, device, wrt, deterministic, wanted=wanted, table=table)

@@ -70,7 +70,9 @@ def attention_varlen_backward(
     dq, dk, dv : array, optional
         Where gradients go, see `attention_backward`.
     deterministic : bool
-        Whether two identical calls give the same bits. On the CPU they always do.
+        Whether two identical calls give the same bits. On the CPU they always do. On a GPU, blocks
+        then wait for each other: offsets on the device that break the rules of `attention_varlen`
+        may make them wait forever.
     kernel : str or Variant, optional
         Must be None, see `attention_backward`.
 

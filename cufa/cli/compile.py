@@ -14,7 +14,7 @@ Examples
 --gpu rtx4090 --dtype float16 --causal
 --arch sm_90a --decode 16,32,1,128:16,8,8192,128 --page-size 64 --dtype bfloat16
 --arch sm_90a --decode 16,32,1,128:16,8,8192,128 --cache-dtype fp8
---arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --beside sinks
+--arch sm_90a --for 1,64,4096,64:1,8,4096,64 --window 127,0 --array sinks
 --arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --causal --backward
 --arch sm_90a --for 4,32,4096,128 --dtype bfloat16 --precision fp8
 """

@@ -146,7 +146,7 @@ def _of_call(problem: Problem, device: Device, found: Plan | DecodePlan | Fp8Pla
     yield "block", f"{found.block} threads"
     yield "shared memory", f"{found.smem_bytes} bytes a block"
     if not isinstance(found, Fp8Plan):
-        yield from _beside(found)
+        yield from _order_and_memory(found)
         yield from _expected(found, device)
     yield "reason", found.reason
 
@@ -190,7 +190,7 @@ def _expected(found: Plan | DecodePlan, device: Device) -> _Rows:
         yield "", f"and {len(times) - _ALTERNATIVES} slower ones"
 
 
-def _beside(found: Plan | DecodePlan) -> _Rows:
+def _order_and_memory(found: Plan | DecodePlan) -> _Rows:
     """Yield the order of tiles, and the memory that a launch needs in addition to the arrays."""
     if isinstance(found, DecodePlan):
         if found.splits == 1:

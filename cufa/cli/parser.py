@@ -113,7 +113,7 @@ def add_scores(group: Any) -> None:
             )
     text = f"an array: {', '.join(values.known_arrays())} (repeatable)"
     group.add_argument(
-        "--beside", type=values.array_dtype, action="append", metavar="NAME[:DTYPE]", help=text
+        "--array", type=values.array_dtype, action="append", metavar="NAME[:DTYPE]", help=text
     )
     text = "with the log-sum-exp, for which a softcap in bfloat16 is more exact"
     add_flag(group, "--return-lse", text)
@@ -132,7 +132,7 @@ def asked(options: argparse.Namespace) -> dict[str, Any]:
 def has_scores(options: argparse.Namespace) -> bool:
     """Whether any of the options of `add_scores` was given."""
     is_asked = any(value != VALUES[name].DEFAULT for name, value in asked(options).items())
-    return is_asked or options.beside is not None or options.return_lse
+    return is_asked or options.array is not None or options.return_lse
 
 
 def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
@@ -156,9 +156,9 @@ def problem_of(
     ValueError where they do not fit each other.
     """
     problem = Problem.of_shapes(*shapes, dtype=dtype, causal=causal, **asked(options))
-    parts = options.beside or ()
+    parts = options.array or ()
     if len({part.argument for part in parts}) < len(parts):
-        raise CommandError("--beside: each array has one dtype, and comes once")
+        raise CommandError("--array: each array has one dtype, and comes once")
     problem = problem.reading(*(part.name for part in parts))
     return problem._replace(returns_lse=options.return_lse)
 

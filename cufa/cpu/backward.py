@@ -55,6 +55,11 @@ def attention_backward(
     FlashAttention-2 (Dao 2023, algorithm 2).
     """
     q, k, v, _, score_arrays, seed = operands
+    if results.lse.size == 0:  # there may be heads of keys without one of queries
+        for gradient in (into.k, into.v):
+            if gradient is not None:
+                gradient[...] = 0
+        return
     if problem.of(Dropout) and "numbers" not in score_arrays:
         score_arrays = {**score_arrays, "numbers": numbers(problem.batch, problem.heads_q)}
     step = plan(problem)

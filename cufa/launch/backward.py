@@ -114,18 +114,13 @@ def attention_backward(
     given = {**tensors._asdict(), "o": results.out, "d_out": results.dout}
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
     bias = () if gradients.bias is None else (gradients.bias,)
+    sinks = () if gradients.sinks is None else (gradients.sinks,)
     others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
-    is_empty = 0 in sizes
-    arrays = wanted if is_empty else _taken(given, wanted, negative=problem.scale < 0)
-    if is_empty or problem.kv != "Dense":  # rows that no sequence has
-        for name in wanted:
-            arrays[name].fill(0)
-        if gradients.sinks is not None:
-            gradients.sinks.fill(0)
-    if is_empty:
-        for array in others:
+    if 0 in sizes or (problem.kv == "Varlen" and problem.sequences == 0):
+        for array in (*wanted.values(), *sinks, *others):
             array.fill(0)
         return
+    arrays = _taken(given, wanted, negative=problem.scale < 0)
     lse = results.lse if results.lse.flags.c_contiguous else _contiguous(results.lse)
     device_id = cupy.cuda.runtime.getDevice()
     infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
@@ -144,27 +139,31 @@ def attention_backward(
         asked = wrt, more, deterministic, forced
         call = _prepare(problem, strides, address, described, asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
-    plan = call.plan
-    memory = workspace.of_device(device_id).take(plan.workspace_words)  # kept until all is queued
-    start = memory.data.ptr
-    places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
-    numbers = [start + 4 * place if place >= 0 else 0 for place in places]
-    chains, sums = _cleared(plan, memory, others)
-    addresses = (
-        *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
-        _aligned(lse),
-        *numbers,
-        *(0 if gradients.sinks is None else extras.arrays[_SINKS].data.ptr,),
-        *(0 if gradients.sinks is None else gradients.sinks.data.ptr,),
-        chains,
-        *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
-        *_addresses(extras, plan),
-    )
-    for launch in call.launches:
-        launch(*addresses)
-    for each, found, array in zip(plan.sums, sums, others, strict=True):
-        if each.dtype not in DTYPES:
-            array[...] = found.reshape(array.shape)
+    plan, kept = call.plan, workspace.of_device(device_id)
+    with kept.lock:
+        memory = kept.take(plan.workspace_words)
+        start = memory.data.ptr
+        places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
+        numbers = [start + 4 * place if place >= 0 else 0 for place in places]
+        if problem.kv != "Dense":  # rows that no sequence has
+            for array in (*(arrays[name] for name in wanted), *sinks):
+                array.fill(0)
+        chains, sums = _cleared(plan, memory, others)
+        addresses = (
+            *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
+            _aligned(lse),
+            *numbers,
+            extras.arrays[_SINKS].data.ptr if sinks else 0,
+            sinks[0].data.ptr if sinks else 0,
+            chains,
+            *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
+            *_addresses(extras, plan),
+        )
+        for launch in call.launches:
+            launch(*addresses)
+        for each, found, array in zip(plan.sums, sums, others, strict=True):
+            if each.dtype not in DTYPES:
+                array[...] = found.reshape(array.shape)
     for name, array in wanted.items():
         if arrays[name] is not array:
             array[...] = arrays[name]
@@ -221,7 +220,7 @@ def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) ->
             array.shape, array.strides, array.itemsize
         )
         if not plain or negate:
-            _refuse_capture(name.replace("d_", "d"), array)
+            _refuse_capture({"o": "out", "d_out": "dout"}.get(name, name), array)
             array = copied(array, negate)
         taken[name] = array
     for name, array in wanted.items():

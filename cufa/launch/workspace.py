@@ -19,16 +19,23 @@ _STREAMS = 8  # whose memory is kept, and of all captures under way
 
 
 class Workspace:
-    """The memory of one device."""
+    """The memory of one device.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        To be held from `take` until all launches of the call are queued, since those of another
+        thread's call on the stream use the same memory.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._of_stream: dict[int, Array] = {}
         self._of_capture: dict[tuple[int, int], Array] = {}
         self._captured: list[Array] = []  # as long as we live
 
     def take(self, words: int) -> Any:
-        """Return memory for a call on the current stream.
+        """Return memory for a call on the current stream; the lock is held.
 
         Parameters
         ----------
@@ -43,16 +50,15 @@ class Workspace:
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        with self._lock:
-            key = of_thread() if stream.ptr == PER_THREAD else stream.ptr
-            if stream.is_capturing():
-                return self._take_for_capture(key, words)
-            memory = self._of_stream.get(key)
-            if memory is None or memory.size < words:
-                self._of_stream.pop(key, None)  # it goes back to CuPy's pool, for this stream
-                while len(self._of_stream) >= _STREAMS:
-                    del self._of_stream[next(iter(self._of_stream))]
-                memory = self._of_stream[key] = cupy.empty((words,), np.float32)
+        key = of_thread() if stream.ptr == PER_THREAD else stream.ptr
+        if stream.is_capturing():
+            return self._take_for_capture(key, words)
+        memory = self._of_stream.get(key)
+        if memory is None or memory.size < words:
+            self._of_stream.pop(key, None)  # it goes back to CuPy's pool, for this stream
+            while len(self._of_stream) >= _STREAMS:
+                del self._of_stream[next(iter(self._of_stream))]
+            memory = self._of_stream[key] = cupy.empty((words,), np.float32)
         return memory
 
     def _take_for_capture(self, stream: int, words: int) -> Array:

@@ -15,7 +15,7 @@ from cufa.planner import scheduler
 from cufa.planner.scheduler import KEY_STEP
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
-from cufa.specs.costs import Cost, beside_memory, copies, least_pairs, work
+from cufa.specs.costs import Cost, copies, least_pairs, with_memory, work
 from cufa.specs.spec import Spec
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
@@ -221,7 +221,7 @@ class Choice:
         best, least = self._priced[0].variant, math.inf
         # Most need not be looked at any closer
         for at_least, i in sorted(zip(floors, itertools.count())):
-            if beside_memory(at_least, megabytes) >= least:
+            if with_memory(at_least, megabytes) >= least:
                 break
             priced = self._priced[i]
             time = self._time(priced, sizes)

@@ -92,7 +92,7 @@ class Cost(NamedTuple):
         else:
             for each, number in zip(keys, tiles, strict=True):
                 time += each * number
-        return beside_memory(time, megabytes)
+        return with_memory(time, megabytes)
 
 
 def memory_us(megabytes: float) -> float:
@@ -100,7 +100,7 @@ def memory_us(megabytes: float) -> float:
     return _MEMORY_US + _MEGABYTE_US * megabytes
 
 
-def beside_memory(time: float, megabytes: float) -> float:
+def with_memory(time: float, megabytes: float) -> float:
     """Return the time of multiprocessors and memory, which work at the same time.
 
     Neither waits for all of the other: the larger counts; the smaller adds more the closer it is.

@@ -46,6 +46,7 @@ def closure(function: Callable[..., Any]) -> Closure:
     """
     key: list[Any] = []
     arrays: dict[int, tuple[Array, str]] = {}
+    named: dict[str, int] = {}  # how many arrays have a name
     places: dict[int, int] = {}  # of arrays and of what refers to others, by `id`
     is_known = True
     found: list[tuple[Any, str]] = [(function, "")]
@@ -75,8 +76,8 @@ def closure(function: Callable[..., Any]) -> Closure:
             places[id(value)] = len(places)
             if category == "array":
                 key += value.dtype, value.ndim
-                same = sum(name == other for _, other in arrays.values())
-                arrays[id(value)] = value, f"{name} ({same + 1})" if same else name
+                named[name] = same = named.get(name, 0) + 1
+                arrays[id(value)] = value, f"{name} ({same})" if same > 1 else name
             elif category == "function":
                 code = value.__code__
                 key.append(code)
