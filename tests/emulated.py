@@ -125,14 +125,16 @@ class Emulator:
         return found
 
     def _compiled(self, variant: Variant | Instance) -> Path:
-        top = SOURCE.format(
+        return self._sources.library(self._text(variant), *CHECKED, "-nostdlib")
+
+    def _text(self, variant: Variant | Instance) -> str:
+        return SOURCE.format(
             kernel=variant.kernel,
             own=source.user_parts(variant),
             smem_bytes=variant.smem_bytes,
             arguments=_arguments(variant),
             variant=variant,
         )
-        return self._sources.library(top, *CHECKED, "-nostdlib")
 
     def kernel(self, variant: Variant | Instance, _gpu: object, _device_id: int) -> Any:
         """Stand for `jit.kernel`."""

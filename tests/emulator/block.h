@@ -8,6 +8,11 @@
 #include <cstring>
 #include <utility>
 
+#ifndef WATCHES  // for races, see races.cpp
+#define WATCHES 0
+#endif
+#define UNSEEN __attribute__((no_sanitize("thread")))
+
 #define __device__
 #define __global__
 #define __shared__
@@ -114,6 +119,16 @@ void yield_while(const F& f) {
 void arrive(int barrier, int count);
 void sync(int barrier, int count);
 bool is_in_a_hurry();  // whether a load of TMA ends at once
+
+// In races.cpp. A barrier's phase hands on what threads know; `step` is where all lanes of a warp come. A copy that does
+// not land by itself is its thread's, which waits for it.
+enum Mark : char { PLAIN, BARRIER, STARTS, LANDS, LANDS_BY_ITSELF };
+void forget();  // the block
+void mark(uint32_t address, int bytes, Mark mark);
+void step();
+void release(uint64_t barrier);
+void complete(uint64_t barrier, int phase);
+void acquire(uint64_t barrier, int phase);
 
 // Values that the lanes of a warp hand in when they meet.
 struct Meeting {

@@ -64,10 +64,13 @@ void each_of_box(const TensorMap& map, uint32_t tile, const int (&corner)[5], F 
 }
 void tma_load(uint32_t tile, const TensorMap& map, uint32_t bar, int c0, int c1, int c2, int c3, int c4,
               unsigned long long) {
+    auto starts = [](unsigned char* to, const unsigned char*) { emulator::mark(smem_address(to), 2, emulator::STARTS); };
+    if (WATCHES) each_of_box(map, tile, {c0, c1, c2, c3, c4}, starts), emulator::release(64 + bar);
     auto load = [=, &map] {
         int bytes = 0;
-        each_of_box(map, tile, {c0, c1, c2, c3, c4}, [&](unsigned char* to, const unsigned char* from) {
+        each_of_box(map, tile, {c0, c1, c2, c3, c4}, [&](unsigned char* to, const unsigned char* from) UNSEEN {
             bytes += 2;
+            if (WATCHES) emulator::mark(smem_address(to), 2, emulator::LANDS_BY_ITSELF);
             if (from)
                 std::memcpy(to, from, 2);
             else

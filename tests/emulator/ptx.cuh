@@ -113,7 +113,9 @@ void cp_async(uint32_t to, uint64_t from, int bytes) {
     unsigned char* place = emulator::shared(to, BYTES);
     if (bytes && from % BYTES) emulator::fail("cp.async from an address that is not aligned");
     if (bytes < 0 || bytes > BYTES) emulator::fail("cp.async of that many bytes", bytes);
+    if (WATCHES) emulator::mark(to, BYTES, emulator::STARTS);
     emulator::thread->copies.add([=] {
+        if (WATCHES) emulator::mark(smem_address(place), BYTES, emulator::LANDS);
         std::memset(place, 0, BYTES);
         if (bytes) std::memcpy(place, reinterpret_cast<const void*>(from), bytes);
     });

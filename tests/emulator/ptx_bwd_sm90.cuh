@@ -16,9 +16,11 @@ inline void stmatrix_x4_trans(uint32_t row, uint32_t a, uint32_t b, uint32_t c, 
     });
 }
 inline void bulk_load(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t bar) {
-    emulator::block->in_flight.push_back([=] {
+    if (WATCHES) emulator::mark(smem, bytes, emulator::STARTS), emulator::release(64 + bar);
+    emulator::block->in_flight.push_back([=]() UNSEEN {
         for (uint32_t i = 0; i < bytes; i += 16)
             std::memcpy(emulator::shared(smem + i, 16), static_cast<const unsigned char*>(gmem) + i, 16);
+        if (WATCHES) emulator::mark(smem, bytes, emulator::LANDS_BY_ITSELF);
         mbarrier(bar).bytes -= bytes;
         mbarrier(bar).settle();
     });

@@ -20,6 +20,7 @@ struct MBarrier {
     int32_t bytes : 31;
 
     void settle() {
+        if (WATCHES && pending == 0 && bytes == 0) emulator::complete(64 + smem_address(this), phase);
         if (pending == 0 && bytes == 0) phase ^= 1, pending = arrivals;
         ++emulator::events;
     }
@@ -27,10 +28,12 @@ struct MBarrier {
 static_assert(sizeof(MBarrier) == 8, "a 64-bit word");
 inline MBarrier& mbarrier(uint32_t bar) { return *reinterpret_cast<MBarrier*>(emulator::shared(bar, 8)); }
 inline void mbarrier_init(uint32_t bar, int arrivals) {
+    if (WATCHES) emulator::mark(bar, 8, emulator::BARRIER);
     mbarrier(bar) = {static_cast<uint16_t>(arrivals), static_cast<uint16_t>(arrivals), 0, 0};
 }
 inline void mbarrier_fence_init() {}
 inline void mbarrier_arrive(uint32_t bar) {
+    if (WATCHES) emulator::release(64 + bar);
     if (mbarrier(bar).pending-- == 0) emulator::fail("an arrival that no barrier waits for", bar);
     mbarrier(bar).settle();
 }
@@ -40,6 +43,7 @@ inline void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes) {
 }
 inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
     emulator::yield_while([=] { return mbarrier(bar).phase == parity; });
+    if (WATCHES) emulator::acquire(64 + bar, parity);
 }
 
 // The swizzle of rows of 128, 64 or 32 bytes: the row's number is in the address.
@@ -66,6 +70,7 @@ inline void wgmma_commit() { emulator::thread->products.commit(); }
 template <int PENDING>
 void wgmma_wait() {
     emulator::thread->products.wait(PENDING);
+    if (WATCHES) emulator::step();
 }
 
 using Accumulators = float (*)[4];

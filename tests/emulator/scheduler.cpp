@@ -150,6 +150,8 @@ void fail(const char* what, long long value) {
 void arrive(int id, int count) {
     Barrier& barrier = host(block).barriers[id];
     ++events;
+    if (WATCHES) release(id), step();
+    if (WATCHES && barrier.arrived + 1 == count) complete(id, barrier.phase);
     if (++barrier.arrived == count) barrier.arrived = 0, ++barrier.phase;
 }
 void sync(int id, int count) {
@@ -157,6 +159,7 @@ void sync(int id, int count) {
     const int phase = barrier.phase;
     arrive(id, count);
     yield_while([&] { return barrier.phase == phase; });
+    if (WATCHES) acquire(id, phase);
 }
 bool is_in_a_hurry() { return hurry && dice() / 8 % hurry == 0; }
 
@@ -193,6 +196,7 @@ bool run(const Launch& launch, void (*f)(const void*), const void* given) {
         for (uint64_t at = before - 1, rounds = 1 << (seed ? below(7) : 20); alive && rounds > 0 && events != at; --rounds)
             at = events, alive = run_threads(but_warps);
         if (!alive) {
+            if (WATCHES) forget();
             begun.erase(begun.begin() + chosen), block = nullptr, turns = 0;
             continue;
         }
@@ -228,7 +232,10 @@ int __syncthreads_or(int x) {
     return result;
 }
 void __syncwarp() {
+    const int barrier = 16 + emulator::thread->index / 32, phase = emulator::thread->meetings;
+    if (WATCHES) emulator::release(barrier), emulator::step();
     meet<1>({0}, [](auto&, int) { return 0; });
+    if (WATCHES) emulator::complete(barrier, phase), emulator::acquire(barrier, phase);
 }
 uint64_t lane_bits(uint64_t x, int lane) {
     return meet<1>({x}, [=](auto& words, int) { return words[lane][0]; });
