@@ -19,6 +19,8 @@ from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import SCORE, both_shares, emulated, one_look, shares  # noqa: F401
 
 import cufa
+from cufa import device
+from cufa.specs.variant import Variant
 
 pytestmark = needs_compiler
 
@@ -158,6 +160,56 @@ def test_scores(
         of_arrays = len(lengths), sizes["hq"], sizes["hk"], sizes["sq"], max(lengths)
         options = options_of(rng, name, of_arrays, DECODE_FEATURES)
         checked8(rng, lengths, kind=kind, **sizes, **options)
+
+
+#: bm, bn, stages and warps.
+FORCED = (16, 16, 1, 3), (16, 64, 2, 2), (16, 128, 1, 2), (32, 16, 3, 6), (32, 64, 1, 2), (64, 32, 2, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("d", [32, 64])
+@pytest.mark.parametrize("tile", FORCED, ids=str)
+@exhaustive("decode8", one_in=5)
+def test_tiles_that_are_forced(
+    rng: np.random.Generator, tile: tuple[int, ...], d: int, kind: str
+) -> None:
+    sizes = d, d, *tile, 1, "false", "Score<>", "Contiguous"
+    variant = f"{KERNELS[kind]}<float16, {', '.join(map(str, sizes))}>"
+    checked8(rng, [300, 0, 77], kind=kind, dtype="float16", hq=24, d=d, dv=d, kernel=Variant.parse(variant))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bn", [48, 80, 112])
+def test_tiles_that_threads_do_not_share_out_evenly(
+    rng: np.random.Generator, bn: int, kind: str
+) -> None:
+    variant = f"{KERNELS[kind]}<float16, 32, 32, 16, {bn}, 1, 2, 1, false, Score<>, Contiguous>"
+    with pytest.raises(ValueError, match="bn 16, 32, 64 or 128"):
+        checked8(rng, [300], kind=kind, dtype="float16", d=32, dv=32, kernel=Variant.parse(variant))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hq": 12, "hk": 1, "d": 96, "dv": 96},
+        {"hq": 4, "hk": 1, "page_size": 16},
+        {"hq": 40, "hk": 2, "d": 32, "page_size": 7},
+    ],
+    ids=str,
+)
+@exhaustive("decode8", one_in=2)
+def test_warps_take_turns_at_random(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    kind: str,
+) -> None:
+    """Blocks have several sequences, and lengths and pages are still written."""
+    monkeypatch.setattr(device, "of_id", lambda _: device.named("h200")._replace(sm_count=2))
+    for emulated.seed in range(1, 5):
+        checked8(rng, [150, 2, 400, 0, 33], kind=kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
