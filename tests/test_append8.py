@@ -155,9 +155,7 @@ def test_means_are_taken_off(rng: np.random.Generator, kind: str) -> None:
 @runs
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_largest_numbers_of_float32(
-    rng: np.random.Generator, kind: str, smooth: bool
-) -> None:
+def test_the_largest_numbers_of_float32(rng: np.random.Generator, kind: str, smooth: bool) -> None:
     tokens = some_tokens(rng, "float32", seq=1, d=64, dv=64, rotary=None)
     tokens.starts[:], tokens.lengths[:] = 0, 1
     tokens.k[...], tokens.v[...] = LARGEST, -LARGEST

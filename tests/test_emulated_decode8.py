@@ -163,7 +163,16 @@ def test_scores(
 
 
 #: bm, bn, stages and warps.
-FORCED = (16, 16, 1, 3), (16, 64, 2, 2), (16, 128, 1, 2), (32, 16, 3, 6), (32, 64, 1, 2), (64, 32, 2, 4)
+FORCED = (
+    *((16, 16, 1, 3), (16, 64, 2, 2), (16, 128, 1, 2)),
+    *((32, 16, 3, 6), (32, 64, 1, 2), (64, 32, 2, 4)),
+)
+
+
+def forced(kind: str, d: int, *tile: int) -> Variant:
+    """Return a variant for one query of float16, by its bm, bn, stages and warps."""
+    sizes = ", ".join(map(str, (d, d, *tile, 1)))
+    return Variant.parse(f"{KERNELS[kind]}<float16, {sizes}, false, Score<>, Contiguous>")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,9 +182,8 @@ FORCED = (16, 16, 1, 3), (16, 64, 2, 2), (16, 128, 1, 2), (32, 16, 3, 6), (32, 6
 def test_tiles_that_are_forced(
     rng: np.random.Generator, tile: tuple[int, ...], d: int, kind: str
 ) -> None:
-    sizes = d, d, *tile, 1, "false", "Score<>", "Contiguous"
-    variant = f"{KERNELS[kind]}<float16, {', '.join(map(str, sizes))}>"
-    checked8(rng, [300, 0, 77], kind=kind, dtype="float16", hq=24, d=d, dv=d, kernel=Variant.parse(variant))
+    sizes: dict[str, Any] = {"dtype": "float16", "hq": 24, "d": d, "dv": d}
+    checked8(rng, [300, 0, 77], kind=kind, **sizes, kernel=forced(kind, d, *tile))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,9 +191,9 @@ def test_tiles_that_are_forced(
 def test_tiles_that_threads_do_not_share_out_evenly(
     rng: np.random.Generator, bn: int, kind: str
 ) -> None:
-    variant = f"{KERNELS[kind]}<float16, 32, 32, 16, {bn}, 1, 2, 1, false, Score<>, Contiguous>"
+    kernel = forced(kind, 32, 16, bn, 1, 2)
     with pytest.raises(ValueError, match="bn 16, 32, 64 or 128"):
-        checked8(rng, [300], kind=kind, dtype="float16", d=32, dv=32, kernel=Variant.parse(variant))
+        checked8(rng, [300], kind=kind, dtype="float16", d=32, dv=32, kernel=kernel)
 
 
 @pytest.mark.parametrize("kind", KINDS)

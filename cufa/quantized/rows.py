@@ -76,7 +76,9 @@ def quantized_rows(x: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):  # infinities and NaN become NaN
         finite = np.isfinite(x)
         largest = np.where(finite, np.abs(x), np.float32(0)).max(axis=-1, initial=0)
-        scales = np.where(largest == 0, np.float32(1), np.clip(largest / kind.largest, _LEAST, _MOST))
+        scales = np.where(
+            largest == 0, np.float32(1), np.clip(largest / kind.largest, _LEAST, _MOST)
+        )
         y = x * (1 / scales)[..., None]
         if not kind.is_integer:
             return rounded(y), scales
