@@ -254,6 +254,45 @@ def test_queries_with_numbers_that_differ(
     assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [300])
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("d", [64, 256])
+def test_the_largest_sums_of_integers(rng: np.random.Generator, d: int, dtype: str) -> None:
+    """Of -128 too, which caches do not hold but callers may; whatever the number of rows is."""
+    q, _, v = random_inputs(rng, dtype, b=1, hq=17, hk=1, sq=1, sk=20, d=d)
+    q[0, :3], q[0, 3:6] = 3, -3
+    values = np.full((1, 1, 20, d), -128, np.int8)
+    values[0, 0, ::2], values[0, 0, 1, : d // 2] = 127, 0
+    k8 = Cache(values, np.exp2(rng.uniform(-14, -10, (1, 1, 20))).astype(np.float32))
+    v8 = quantised8(v, "int8")
+    for rows in (1, 7, 8, 9, 15, 16, 17):
+        some = q[:, :rows].copy()
+        out, lse = decode8(on_gpu(some), k8, v8, return_lse=True)
+        assert_each_accepted(out.get(), lse.get(), some, k8.numbers, v8.numbers, [20])
+
+
+@pytest.mark.parametrize("exponent", [-118, -100, -50, 50, 100])
+def test_tiny_and_huge_queries(rng: np.random.Generator, exponent: int) -> None:
+    """Keys make up for it; zeros and numbers that float32 hardly has are among them."""
+    q, k, v = random_inputs(rng, "bfloat16", b=1, hq=12, hk=1, sq=1, sk=100, d=64)
+    q = q.astype(np.float32) * np.float32(2.0**exponent)
+    q[0, 5], q[0, 6] = 0, np.float32(2.0**-126)
+    q = q.astype(DTYPES["bfloat16"])
+    k8, v8 = quantised8(k, "int8"), quantised8(v, "int8")
+    k8 = k8._replace(scales=k8.scales * np.float32(2.0**-exponent))
+    out, lse = decode8(on_gpu(q), k8, v8, return_lse=True)
+    assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [100])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exponent", [-126, -50, 50, 119, 120, 126, 127])
+def test_scales_of_v_of_any_size(exponent: int, kind: str) -> None:
+    ones = np.full((1, 1, 1, 64), 1 if kind == "int8" else 0x38).astype(kind)
+    k, v = (Cache(ones, np.full((1, 1, 1), x, np.float32)) for x in (1.0, 2.0**exponent))
+    for rows in (4, 20):
+        out = decode8(on_gpu(np.ones((1, rows, 1, 64), DTYPES["bfloat16"])), k, v)
+        assert (out.get().astype(np.float64) == 2.0**exponent).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
