@@ -21,6 +21,7 @@ from cufa.launch import append as launch
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import KINDS, MEAN_TOKENS, numbers_of, quantized_rows
 
+LARGEST = np.finfo(np.float32).max
 runs = pytest.mark.usefixtures("emulated")
 
 
@@ -152,6 +153,17 @@ def test_means_are_taken_off(rng: np.random.Generator, kind: str) -> None:
 
 @needs_compiler
 @runs
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_numbers_of_float32(rng: np.random.Generator, kind: str, smooth: bool) -> None:
+    tokens = some_tokens(rng, "float32", seq=1, d=64, dv=64, rotary=None)
+    tokens.starts[:], tokens.lengths[:] = 0, 1
+    tokens.k[...], tokens.v[...] = LARGEST, -LARGEST
+    assert_agrees(in_8_bits(tokens, kind, smooth))
+
+
+@needs_compiler
+@runs
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_numbers_between_two_of_8_bits(kind: str) -> None:
     """Ties go to even, numbers below the least normal one as well."""
@@ -203,6 +215,13 @@ def test_rows_are_within_half_a_step(rng: np.random.Generator, kind: str) -> Non
     assert (error <= np.maximum(relative, step / 2) * (1 + 1e-5)).all()
     largest = np.abs(x).max(axis=-1)[scales != 1]
     np.testing.assert_allclose(scales[scales != 1] * KINDS[kind].largest, largest, 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", range(5))
+def test_the_largest_numbers_stay_finite(steps: int, kind: str) -> None:
+    x = np.full((1, 64), LARGEST - steps * np.float32(2.0**104))
+    np.testing.assert_allclose(numbers_of(*quantized_rows(x, KINDS[kind]), np), x, 1e-6)
 
 
 def test_the_kernel_takes_as_many_tokens() -> None:

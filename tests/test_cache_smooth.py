@@ -169,6 +169,17 @@ def test_what_is_not_finite_is_in_no_mean(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_large_means_are_not_taken_off(kind: str) -> None:
+    """A key less such a mean could be infinite."""
+    cache = KVCache(1, 1, 20, D, dtype=kind, smooth=True)
+    k = np.full((1, 1, 1, D), 3e38, np.float32)
+    for sign in (1, -1):
+        cache.append(sign * k, k)
+        found = cache.dequantize(dtype="float32")[0]
+        np.testing.assert_allclose(found[0, 0, -1], sign * k[0, 0, 0], 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", [1, H])
 @pytest.mark.parametrize("dim", [1, 3, D])
 def test_the_mean_is_the_same_in_any_layout_and_strides(

@@ -19,6 +19,8 @@ from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import SCORE, both_shares, emulated, one_look, shares  # noqa: F401
 
 import cufa
+from cufa import device
+from cufa.specs.variant import Variant
 
 pytestmark = needs_compiler
 
@@ -160,6 +162,64 @@ def test_scores(
         checked8(rng, lengths, kind=kind, **sizes, **options)
 
 
+#: bm, bn, stages and warps.
+FORCED = (
+    *((16, 16, 1, 3), (16, 64, 2, 2), (16, 128, 1, 2)),
+    *((32, 16, 3, 6), (32, 64, 1, 2), (64, 32, 2, 4)),
+)
+
+
+def forced(kind: str, d: int, *tile: int) -> Variant:
+    """Return a variant for one query of float16, by its bm, bn, stages and warps."""
+    sizes = ", ".join(map(str, (d, d, *tile, 1)))
+    return Variant.parse(f"{KERNELS[kind]}<float16, {sizes}, false, Score<>, Contiguous>")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("d", [32, 64])
+@pytest.mark.parametrize("tile", FORCED, ids=str)
+@exhaustive("decode8", one_in=5)
+def test_tiles_that_are_forced(
+    rng: np.random.Generator, tile: tuple[int, ...], d: int, kind: str
+) -> None:
+    sizes: dict[str, Any] = {"dtype": "float16", "hq": 24, "d": d, "dv": d}
+    checked8(rng, [300, 0, 77], kind=kind, **sizes, kernel=forced(kind, d, *tile))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bn", [48, 80, 112])
+def test_tiles_that_threads_do_not_share_out_evenly(
+    rng: np.random.Generator, bn: int, kind: str
+) -> None:
+    kernel = forced(kind, 32, 16, bn, 1, 2)
+    with pytest.raises(ValueError, match="bn 16, 32, 64 or 128"):
+        checked8(rng, [300], kind=kind, dtype="float16", d=32, dv=32, kernel=kernel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hq": 12, "hk": 1, "d": 256},
+        {"hq": 4, "hk": 1, "page_size": 16},
+        {"hq": 40, "hk": 2, "d": 32, "page_size": 7},
+    ],
+    ids=str,
+)
+@exhaustive("decode8", one_in=2)
+def test_warps_take_turns_at_random(
+    emulated: Emulator,  # noqa: F811
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    kind: str,
+) -> None:
+    """Blocks have several sequences, and lengths and pages are still written."""
+    monkeypatch.setattr(device, "of_id", lambda _: device.named("h200")._replace(sm_count=2))
+    for emulated.seed in range(1, 9):
+        checked8(rng, [150, 2, 400, 0, 33], kind=kind, **options)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("factor", [1e-5, 5.0])
@@ -192,6 +252,45 @@ def test_queries_with_numbers_that_differ(
     lengths = on_gpu(np.array([300], np.int32))
     out, lse = decode8(on_gpu(q), k8, v8, lengths=lengths, return_lse=True)
     assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [300])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("d", [64, 256])
+def test_the_largest_sums_of_integers(rng: np.random.Generator, d: int, dtype: str) -> None:
+    """Of -128 too, which caches do not hold but callers may; whatever the number of rows is."""
+    q, _, v = random_inputs(rng, dtype, b=1, hq=17, hk=1, sq=1, sk=20, d=d)
+    q[0, :3], q[0, 3:6] = 3, -3
+    values = np.full((1, 1, 20, d), -128, np.int8)
+    values[0, 0, ::2], values[0, 0, 1, : d // 2] = 127, 0
+    k8 = Cache(values, np.exp2(rng.uniform(-14, -10, (1, 1, 20))).astype(np.float32))
+    v8 = quantised8(v, "int8")
+    for rows in (1, 7, 8, 9, 15, 16, 17):
+        some = q[:, :rows].copy()
+        out, lse = decode8(on_gpu(some), k8, v8, return_lse=True)
+        assert_each_accepted(out.get(), lse.get(), some, k8.numbers, v8.numbers, [20])
+
+
+@pytest.mark.parametrize("exponent", [-118, -100, -50, 50, 100])
+def test_tiny_and_huge_queries(rng: np.random.Generator, exponent: int) -> None:
+    """Keys make up for it; zeros and numbers that float32 hardly has are among them."""
+    q, k, v = random_inputs(rng, "bfloat16", b=1, hq=12, hk=1, sq=1, sk=100, d=64)
+    q = q.astype(np.float32) * np.float32(2.0**exponent)
+    q[0, 5], q[0, 6] = 0, np.float32(2.0**-126)
+    q = q.astype(DTYPES["bfloat16"])
+    k8, v8 = quantised8(k, "int8"), quantised8(v, "int8")
+    k8 = k8._replace(scales=k8.scales * np.float32(2.0**-exponent))
+    out, lse = decode8(on_gpu(q), k8, v8, return_lse=True)
+    assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [100])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exponent", [-126, -50, 50, 119, 120, 126, 127])
+def test_scales_of_v_of_any_size(exponent: int, kind: str) -> None:
+    ones = np.full((1, 1, 1, 64), 1 if kind == "int8" else 0x38).astype(kind)
+    k, v = (Cache(ones, np.full((1, 1, 1), x, np.float32)) for x in (1.0, 2.0**exponent))
+    for rows in (4, 20):
+        out = decode8(on_gpu(np.ones((1, rows, 1, 64), DTYPES["bfloat16"])), k, v)
+        assert (out.get().astype(np.float64) == 2.0**exponent).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -170,6 +170,22 @@ def test_rows_that_do_not_count_are_zeros(rng: np.random.Generator, transposed: 
 
 @needs_compiler
 @runs
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_have_no_signs(dtype: str, transposed: bool) -> None:
+    """Those of short rows and of rows between sequences, whatever signs the transform has."""
+    how: dict[str, Any] = {"hadamard": True, "transposed": transposed}
+    for seed in (0, 14, 17):
+        zeros = np.zeros((2, 20, 8), DTYPES[dtype])
+        assert_agrees(zeros, seed=seed, **how)
+        assert not cufa.quantize(zeros, seed=seed, **how).values.view(np.uint8).any()
+        ones = np.ones((200, 2, 64), DTYPES[dtype])
+        offsets = np.array([0, 7, 150, 200])
+        assert_agrees(ones, seed=seed, layout="thd", cu_seqlens=offsets, **how)
+
+
+@needs_compiler
+@runs
 @pytest.mark.parametrize("numbers", [[5, 400, -3, 200], [300, 0, 300, 0], [7, 7, 2**31 - 1, 9]])
 def test_offsets_that_mean_nothing_read_nothing_outside(
     rng: np.random.Generator, numbers: list[int]

@@ -245,6 +245,13 @@ def test_smooth_takes_the_mean_of_columns_off(rng: np.random.Generator) -> None:
     assert np.isfinite(its.mean).all()
 
 
+def test_a_large_mean_is_not_taken_off() -> None:
+    """A number less such a mean could be infinite."""
+    x = np.full((7, 64), 1e38, np.float32)
+    x[0] = -3.3e38
+    np.testing.assert_allclose(cufa.quantize(x, smooth=True).dequantize(), x, 0.07)
+
+
 def test_it_is_frozen_and_says_what_it_is(rng: np.random.Generator) -> None:
     x8 = cufa.quantize(drawn(rng, 4, 300, 64, dtype="bfloat16"), hadamard=True, seed=3)
     assert repr(x8) == (

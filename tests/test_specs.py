@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,15 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS, default_kernel
+from cufa.quantized.transform import COLUMNS
+from cufa.specs import (
+    AUXILIARY_KERNELS,
+    BACKWARD_KERNELS,
+    FP8_KERNELS,
+    KERNELS,
+    default_kernel,
+    quantize,
+)
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import PARAMS as BACKWARD_PARAMS
 from cufa.specs.backward import BackwardSpec
@@ -123,14 +132,26 @@ def test_auxiliary_spec_agrees_with_the_source(name: str) -> None:
     names = [each.split()[-1].lower() for each in template_of(name)]
     last = ["mask"] * spec.takes_mask + ["score", "kv"] * spec.takes_score
     assert names == [*spec.types, *spec.numbers, *last]
-    (bound,) = re.findall(r"__launch_bounds__\(([^)]*)\)", text)
-    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    threads = 1
-    for factor in bound.split(" * "):
-        threads *= int(constants.get(factor, factor if factor.isdigit() else spec.threads))
-    assert threads == spec.threads
+    if spec.threads:
+        (bound,) = re.findall(r"__launch_bounds__\(([\w *]*)", text)
+        given = dict.fromkeys(map(str.upper, spec.numbers), spec.threads)  # by a launch
+        assert product_of(bound, text, given) == spec.threads
     if not spec.takes_score:
         assert members_of(text) == list(spec.params.names or ())
+
+
+def product_of(factors: str, text: str, given: dict[str, int]) -> int:
+    """Return the product of constants of a source, template arguments and numbers."""
+    known = given | {name: int(n) for name, n in re.findall(r"constexpr int (\w+) = (\d+);", text)}
+    return math.prod(known[f] if f in known else int(f) for f in factors.split(" * "))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_threads_of_quantize_agree_with_the_source(columns: int) -> None:
+    text, its = text_of("quantize"), quantize.shape(columns)
+    assert "__launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)" in text
+    (threads,) = re.findall(r"THREADS = ([^,;]*)", text)
+    assert product_of(threads, text, {"LANES": its.lanes}) == its.threads
 
 
 def members_of(text: str) -> list[str]:

@@ -57,8 +57,9 @@ def quantize(
         The seed of the signs, 0 to 2^64 - 1.
     smooth : bool
         Whether to subtract the mean of each column of a head, for keys that have columns with a
-        large mean. `attention` adds the product of query and mean to the scores in float32, so that
-        results and the log-sum-exp are those of the keys with their mean. NumPy arrays only.
+        large mean. A mean of 2^102 or more counts as 0. `attention` adds the product of query and
+        mean to the scores in float32, so that results and the log-sum-exp are those of the keys
+        with their mean. NumPy arrays only.
     transposed : bool
         Whether to store values in the order that 8-bit tensor cores read; `Quantized` describes it.
         `attention` on a GPU then does not transpose them in each call. Must be False for queries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.quantized.e4m3 import E4M3, LARGEST, rounded
+from cufa.quantized.rows import MOST_MEAN
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.transform import columns_of, transformed
 
@@ -65,9 +66,9 @@ def quantize(
 
 
 def _mean(rows: np.ndarray) -> np.ndarray:
-    """Return the mean of a column's finite numbers; 0 if there is none, or it overflows."""
+    """Return the mean of a column's finite numbers; 0 if there is none, or it is too large."""
     found = rows.mean(axis=0, where=np.isfinite(rows))
-    return np.where(np.isfinite(found), found, np.float32(0))
+    return np.where(np.abs(found) < MOST_MEAN, found, np.float32(0))
 
 
 def _largest(rows: np.ndarray, block: int) -> np.ndarray:

@@ -7,6 +7,8 @@ constexpr int MAX_COLUMNS = 256;    // of a row
 constexpr int BLOCKS_PER_SM = 5;    // which leaves the registers for a row
 constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
 
+constexpr float MOST = 0x1.020406p121f;  // scale, 127 of which are finite
+
 // The nearest number of e4m3, ties to even; all GPUs compute it so, as some have no instruction.
 __device__ inline uint32_t e4m3_of(float x) {
     if (!(fabsf(x) < INF)) return 0x7f;
@@ -85,9 +87,8 @@ __device__ void store_row(const AppendParams& p, const Units<VEC, INTERLEAVED>& 
         }
     largest = lanes_max<LANES>(largest);
     const bool is_finite = largest < INF;
-    const float scale = !is_finite       ? NAN
-                        : largest == 0.f ? 1.f
-                                         : fmaxf(largest / (INTEGERS ? 127.f : 448.f), LEAST);
+    const float of_largest = fminf(fmaxf(largest / (INTEGERS ? 127.f : 448.f), LEAST), MOST);
+    const float scale = !is_finite ? NAN : largest == 0.f ? 1.f : of_largest;
     const float inverse = is_finite ? 1.f / scale : 0.f;
     if (lane == 0) *scale_to = scale;
 #pragma unroll

@@ -4,7 +4,8 @@
 #include "append.cuh"
 
 constexpr int MEAN_THREADS = 256;
-constexpr int TOKENS = 256;  // of a sequence at most, see cufa/quantized/rows.py
+constexpr int TOKENS = 256;       // of a sequence at most, see cufa/quantized/rows.py
+constexpr float MOST = 0x1p102f;  // a larger mean counts as 0: taken off, it could overflow
 
 struct Sum {
     float sum;
@@ -58,6 +59,6 @@ __global__ void __launch_bounds__(MEAN_THREADS) means8(const __grid_constant__ A
             all.sum += part.sum, all.count += part.count;
         }
         const float found = all.sum / max(all.count, 1);
-        mean[j ? units.second(unit) : units.first(unit)] = fabsf(found) < INF ? found : 0.f;
+        mean[j ? units.second(unit) : units.first(unit)] = fabsf(found) < MOST ? found : 0.f;
     }
 }

@@ -169,7 +169,8 @@ __device__ void transform(float (&x)[CHUNKS][CHUNK], int lane) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k)
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e) x[k][e] *= one_by_root<N>();
+        for (int e = 0; e < CHUNK; ++e)
+            x[k][e] = fmaf(x[k][e], one_by_root<N>(), 0.f);  // no -0, which signs make of zeros
 }
 
 // The largest magnitude of finite numbers; the others become NaN.
@@ -197,18 +198,16 @@ __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
-// The chunks of a thread times a factor, or zeros, in e4m3.
+// The chunks of a thread times a factor, in e4m3.
 template <int STEP, int CHUNKS>
-__device__ void store_e4m3(unsigned char* to, const float (&x)[CHUNKS][CHUNK], float factor,
-                           bool is_zero) {
+__device__ void store_e4m3(unsigned char* to, const float (&x)[CHUNKS][CHUNK], float factor) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
         float y[CHUNK];
 #pragma unroll
         for (int e = 0; e < CHUNK; ++e) y[e] = x[k][e] * factor;
-        uint2 packed = {pack4_e4m3(y[0], y[1], y[2], y[3]), pack4_e4m3(y[4], y[5], y[6], y[7])};
-        if (is_zero) packed = {0, 0};
-        *reinterpret_cast<uint2*>(to + k * STEP) = packed;
+        *reinterpret_cast<uint2*>(to + k * STEP) = {pack4_e4m3(y[0], y[1], y[2], y[3]),
+                                                    pack4_e4m3(y[4], y[5], y[6], y[7])};
     }
 }
 
@@ -306,7 +305,6 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             else if (counts && k * S::STEP + lane * CHUNK < p.head_dim)
                 unpack(x[k], from + k * S::STEP, static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
         const int its_head = head, its_row = block * ROWS + row_of_tile;
-        const bool its_counts = counts;
         if (AHEAD && turn + gridDim.x < p.tiles) find(tile_of(turn + gridDim.x));
         if constexpr (HADAMARD) transform<COLUMNS, LANES>(x, lane);
 
@@ -338,8 +336,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row_of_tile) + lane * CHUNK
                        : p.values + (static_cast<long long>(its_head) * p.seq + its_row) * COLUMNS +
                              lane * CHUNK;
-        const bool is_zero = TRANSPOSED && HADAMARD && !its_counts;  // the signs have made -0 of it
-        if (TRANSPOSED || its_row < p.seq) store_e4m3<S::STEP>(to, x, inverse, is_zero);
+        if (TRANSPOSED || its_row < p.seq) store_e4m3<S::STEP>(to, x, inverse);
         if constexpr (TRANSPOSED) {
             __syncthreads();
             write_transposed<COLUMNS, LANES>(

@@ -13,7 +13,12 @@ from cufa.quantized.e4m3 import E4M3, LARGEST, expanded, rounded
 MEAN_TOKENS = 256
 """Tokens whose mean is taken off keys, the first ones of a sequence, at most."""
 
+#: A larger mean counts as 0: a finite number less it could be infinite.
+MOST_MEAN = np.float32(2.0**102)
+
 _LEAST = np.finfo(np.float32).tiny
+#: The largest scale, of which 127 are finite.
+_MOST = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 
 
 class Kind(NamedTuple):
@@ -71,7 +76,9 @@ def quantized_rows(x: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):  # infinities and NaN become NaN
         finite = np.isfinite(x)
         largest = np.where(finite, np.abs(x), np.float32(0)).max(axis=-1, initial=0)
-        scales = np.where(largest == 0, np.float32(1), np.maximum(largest / kind.largest, _LEAST))
+        scales = np.where(
+            largest == 0, np.float32(1), np.clip(largest / kind.largest, _LEAST, _MOST)
+        )
         y = x * (1 / scales)[..., None]
         if not kind.is_integer:
             return rounded(y), scales
@@ -102,4 +109,4 @@ def mean_of(rows: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         sums = np.where(finite, rows, np.float32(0)).sum(axis=-2, dtype=np.float32)
         found = sums / np.maximum(finite.sum(axis=-2), 1).astype(np.float32)
-    return np.where(np.isfinite(found), found, np.float32(0))
+    return np.where(np.abs(found) < MOST_MEAN, found, np.float32(0))

@@ -77,4 +77,4 @@ def _hadamard(x: Array, xp: ModuleType) -> Array:
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         x = xp.stack((a + b, a - b), axis=-2).reshape(x.shape)
         step *= 2
-    return x * np.float32(n**-0.5)
+    return x * np.float32(n**-0.5) + np.float32(0)  # no -0, which signs make of zeros

@@ -22,7 +22,7 @@ class AuxiliarySpec(NamedTuple):
     inputs, outputs : tuple of str
         The tensors that it reads and writes, as `params` names them.
     threads : int
-        Threads of a block.
+        Threads of a block; 0 where they depend on the instance.
     types, numbers : tuple of str
         The template arguments that are element types, which come first, and those that are numbers.
     takes_mask : bool
@@ -35,7 +35,7 @@ class AuxiliarySpec(NamedTuple):
     params: np.dtype
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    threads: int
+    threads: int = 0
     types: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     takes_mask: bool = False

@@ -34,8 +34,8 @@ def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
 
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
-    if v.bm not in (16, 32, 64) or v.bn % 16:
-        return "bm must be 16, 32 or 64, and bn a multiple of 16"
+    if v.bm not in (16, 32, 64) or v.bn not in (16, 32, 64, 128):  # threads share out rows evenly
+        return "bm must be 16, 32 or 64, and bn 16, 32, 64 or 128"
     return decode_block.complaint(v, team(v))
 
 

@@ -45,7 +45,6 @@ SPEC = AuxiliarySpec(
     ),
     inputs=("x",),
     outputs=("values", "scales"),
-    threads=1024,
     types=("t",),
     numbers=("columns", "hadamard", "transposed", "pass", "lanes", "blocks"),
 )
