@@ -59,7 +59,8 @@ class Steps {
     size_t size = 0, first = 0, behind = 0;
 };
 // Work that is done later, in groups: copies of cp.async, and products of wgmma. It is done as late as can be, when the
-// group is waited for, so that what does not wait finds it undone.
+// group is waited for, so that what does not wait finds it undone; or, some copies with a seed, at once, so that what
+// still reads finds it done.
 class Groups {
  public:
     Groups() = default;
@@ -118,7 +119,7 @@ void yield_while(const F& f) {
 [[noreturn]] void fail(const char* what, long long value = 0);
 void arrive(int barrier, int count);
 void sync(int barrier, int count);
-bool is_in_a_hurry();  // whether a load of TMA ends at once
+bool is_in_a_hurry();  // whether a copy to shared memory ends at once
 
 // In races.cpp. A barrier's phase hands on what threads know; `step` is where all lanes of a warp come. A copy that does
 // not land by itself is its thread's, which waits for it.

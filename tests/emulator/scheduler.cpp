@@ -92,7 +92,7 @@ struct HostBlock : Block {
 };
 
 Fiber scheduler;
-size_t hurry;  // one in `hurry` loads of TMA ends at once; 0: none
+size_t hurry;  // one in `hurry` copies to shared memory ends at once; 0: none
 std::minstd_rand dice;
 void (*kernel)(const void*);
 const void* arguments;
