@@ -124,7 +124,7 @@ class Cache(Layers):
         Returns
         -------
         array or None
-            The queries, turned as the keys are if the layer has a rotary embedding, in new memory;
+            The queries, rotated as the keys are if the layer has a rotary embedding, in new memory;
             else `q` itself.
 
         Raises

@@ -73,8 +73,8 @@ class KVCache(Cache):
     NaN; in fp8 they do not change the scale, and in int8 all of the row becomes NaN. `decode` takes
     queries of any of these dtypes on NumPy arrays, and of 16 bits on a GPU.
 
-    Work on a cache is to be issued on one stream, or ordered by events. Memory that no token has
-    been written to is 0.
+    Use a cache on one stream, or order the streams by events. Memory that no token has been written
+    to is 0.
 
     Examples
     --------
@@ -83,8 +83,8 @@ class KVCache(Cache):
     >>> cache = cufa.KVCache(2, 4, 100, 64, dtype="float32", rotary=rotary)
     >>> k = v = np.ones((2, 4, 7, 64), np.float32)
     >>> q = np.ones((2, 8, 7, 64), np.float32)
-    >>> turned = cache.append(k, v, q=q)
-    >>> cache.decode(turned).shape
+    >>> rotated = cache.append(k, v, q=q)
+    >>> cache.decode(rotated).shape
     (2, 8, 7, 64)
     >>> cache.host_lengths
     array([7, 7], dtype=int32)

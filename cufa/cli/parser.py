@@ -67,7 +67,7 @@ def add_problem(parser: Parser) -> None:
     """Add the options that say one problem."""
     group = parser.add_argument_group("the problem")
     add_shapes(group, {"required": True}, of_q=": 4,32,4096,128")
-    text = "with a causal mask, aligned so (default: bottom-right)"
+    text = "with a causal mask of this alignment (default: bottom-right)"
     group.add_argument(
         "--causal", nargs="?", const="bottom-right", default=False, choices=CAUSAL, help=text
     )
@@ -163,7 +163,7 @@ def problem_of(
     return problem._replace(returns_lse=options.return_lse)
 
 
-def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of it") -> None:
+def add_device(parser: Parser, why: str, of_arch: str = "a typical GPU of an architecture") -> None:
     """Add the options that name a GPU in place of this machine's.
 
     `why` says what for, and `of_arch` what an architecture stands for.
