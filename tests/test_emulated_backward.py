@@ -287,17 +287,19 @@ def test_lengths_of_queries(rng: np.random.Generator, form: Case) -> None:
     "form", [MMA, FP32_SHARED, WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of
 )
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (20, 5)}], ids=str)
+@pytest.mark.parametrize("deterministic", [True, False])
 @exhaustive("backward", but=lambda form, options: form is MMA and "window" in options)
 def test_sequences_of_any_lengths(
-    rng: np.random.Generator, form: Case, options: dict[str, Any]
+    rng: np.random.Generator, form: Case, options: dict[str, Any], deterministic: bool
 ) -> None:
     """Rows that no sequence has get 0, and what is in them reaches nothing."""
+    hq, hk = (2, 1) if deterministic else (6, 3)  # whose tiles of keys are interleaved
     _, dtype, d, dv = form
     lengths = ((5, 0, 70, 40, 1, 64), (7, 3, 30, 90, 0, 129))
-    q, k, _, cu_q, cu_k = ragged(rng, dtype, lengths, 2, 1, d, played_gpu)
-    v = ragged(rng, dtype, lengths, 2, 1, dv, played_gpu)[2]
+    q, k, _, cu_q, cu_k = ragged(rng, dtype, lengths, hq, hk, d, played_gpu)
+    v = ragged(rng, dtype, lengths, hq, hk, dv, played_gpu)[2]
     dout = rng.standard_normal((*q.shape[:2], dv), np.float32).astype(q.dtype)
-    out, lse = np.full_like(dout, np.nan), np.full((2, q.shape[0]), np.nan, np.float32)
+    out, lse = np.full_like(dout, np.nan), np.full((hq, q.shape[0]), np.nan, np.float32)
     parts = []
     for i in range(len(lengths[0])):
         a, b = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
@@ -312,7 +314,7 @@ def test_sequences_of_any_lengths(
     found = dict(
         zip(
             "qkv",
-            cufa.attention_varlen_backward(*given, deterministic=True, **options),
+            cufa.attention_varlen_backward(*given, deterministic=deterministic, **options),
             strict=True,
         )
     )

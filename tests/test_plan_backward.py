@@ -232,6 +232,20 @@ def test_uneven_tiles_of_some_heads_are_interleaved(
         assert backward_plan(problem, h200, "qkv", True).section_heads == 1
 
 
+@pytest.mark.parametrize(("sequences", "heads"), [(16, 16), (2, 4), (1, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_of_packed_sequences_are_interleaved(
+    sequences: int, heads: int, causal: bool
+) -> None:
+    """As those of as many sequences of the mean length; they differ even without a mask."""
+    shape = (1, 16, 16384, 128)
+    problem = Problem.of_shapes(shape, shape, shape, dtype="bfloat16", causal=causal)
+    problem = problem._replace(kv="Varlen", sequences=sequences)
+    h200 = device.named("h200")
+    assert backward_plan(problem, h200, "qkv", False).section_heads == heads
+    assert backward_plan(problem, h200, "qkv", True).section_heads == 1
+
+
 KEY_TILES = 8
 
 

@@ -52,22 +52,21 @@ struct KeyPlace {
     // them, and the short tiles fill the gaps at the end. With turns the last keys come first, as
     // they add to dQ: see `rank`.
     static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number) {
-        if constexpr (KV::RAGGED) return ragged_tile(p, number);
         const int section_tiles = p.section_heads * p.kv_tiles, of_batch = p.heads_q / p.group;
         const int first_head = number / section_tiles * p.section_heads;
         const int heads = min(p.section_heads, p.heads / p.group - first_head);
         const int within = number % section_tiles;
-        const int of_head = within / heads, head = first_head + within - of_head * heads;
-        return {head / of_batch, head % of_batch, p.turns ? p.kv_tiles - 1 - of_head : of_head};
-    }
-    static __device__ Tile ragged_tile(const BackwardArguments<SCORE, KV>& p, int number) {
-        struct {
-            const int* cu_seqlens_q;
-            int seq_q, q_tiles, sequences;
-        } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
-        const int of_head = number % p.kv_tiles;  // which are counted from the last one on
-        return KV::template tile<BN>(
-            keys, p.turns ? number : number - of_head + p.kv_tiles - 1 - of_head, 0);
+        const int column = within / heads, head = first_head + within - column * heads;
+        const int of_head = p.turns ? p.kv_tiles - 1 - column : column;
+        if constexpr (KV::RAGGED) {
+            struct {
+                const int* cu_seqlens_q;
+                int seq_q, q_tiles, sequences;
+            } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
+            // A head's tiles are counted from the last one on.
+            return KV::template tile<BN>(keys, (head + 1) * p.kv_tiles - 1 - of_head, 0);
+        }
+        return {head / of_batch, head % of_batch, of_head};
     }
 
     // The tiles of rows to visit, one after the other, until `head` is the last one's end.

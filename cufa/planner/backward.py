@@ -233,9 +233,8 @@ def backward_plan(
     variants = [each._replace(score=arrays.score) for each in variants]
     variant = variants[0]
     takes_turns = deterministic and (sums_dq or arrays.chains is not None)
-    section_heads = 1
-    if falls_from_first_key(problem) and not takes_turns and blocks:
-        section_heads = key_sections(problem, device, key_tiles)
+    # By turns, a head's tiles follow each other.
+    section_heads = 1 if takes_turns or not blocks else key_sections(problem, device, variant.bn)
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),

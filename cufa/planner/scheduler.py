@@ -119,7 +119,7 @@ def falls_from_first_key(problem: Problem) -> bool:
     return any(part.right_edge for part in parts) and not any(part.left_edge for part in parts)
 
 
-def key_sections(problem: Problem, device: Device, key_tiles: int) -> int:
+def key_sections(problem: Problem, device: Device, bn: int) -> int:
     """Return how many K/V heads have their tiles of keys interleaved, for the gradients.
 
     Two tiles a multiprocessor are enough for the short ones of a section to fill the gaps that its
@@ -128,12 +128,14 @@ def key_sections(problem: Problem, device: Device, key_tiles: int) -> int:
     Parameters
     ----------
     problem : Problem
-        Tiles differ in how many rows visit them.
     device : Device
-    key_tiles : int
-        Tiles of keys of a head.
+    bn : int
+        Keys of a tile.
     """
-    return _even(problem.batch * problem.heads_kv, 2 * device.sm_count / key_tiles)
+    if not falls_from_first_key(problem) and problem.kv != "Varlen":  # tiles of one length
+        return 1
+    key_tiles = -(-problem.evened.seq_kv // bn)  # of a sequence, which follow each other
+    return _even(problem.batch * problem.heads_kv, 2 * device.sm_count / max(1, key_tiles))
 
 
 def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
