@@ -257,7 +257,7 @@ def test_queries_with_numbers_that_differ(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("d", [64, 256])
 def test_the_largest_sums_of_integers(rng: np.random.Generator, d: int, dtype: str) -> None:
-    """Of -128 too, which caches do not hold but callers may; whatever the number of rows is."""
+    """-128, too, which caches do not hold but callers may; whatever the number of rows is."""
     q, _, v = random_inputs(rng, dtype, b=1, hq=17, hk=1, sq=1, sk=20, d=d)
     q[0, :3], q[0, 3:6] = 3, -3
     values = np.full((1, 1, 20, d), -128, np.int8)

@@ -117,7 +117,7 @@ def test_calls_that_were_not_raced_follow_the_rules(changes: Any, options: Any) 
 
 
 def test_gradients_of_a_bias_follow_the_rules() -> None:
-    """Another kernel computes them; the row is for the gradients beside a bias that is given."""
+    """Another kernel computes them; the row is for the other gradients where a bias is given."""
     problem = PROBLEM.reading("BiasFloat32")
     wanted = [Wanted("BiasFloat32", "float32", (2, 8, 4000, 4096))]
     table = table_of(key=class_of(problem))

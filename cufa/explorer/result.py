@@ -1,4 +1,4 @@
-"""What an exploration found: a row a variant, the best first."""
+"""The findings of an exploration: a row a variant, the best first."""
 
 from __future__ import annotations
 

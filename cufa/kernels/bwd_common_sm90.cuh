@@ -54,7 +54,7 @@ template <class Tile>
 __device__ void clear_rows_from(int first, uint32_t tile, int consumer) {
     if (first >= Tile::ROWS) return;
 #pragma unroll 1
-    for (int chunk = max(first, 0) * Tile::CHUNKS + thread_index_anew() % 128;
+    for (int chunk = max(first, 0) * Tile::CHUNKS + reread_thread_index() % 128;
          chunk < Tile::ROWS * Tile::CHUNKS; chunk += 128)
         sts_128(tile + Tile::offset(chunk / Tile::CHUNKS, chunk % Tile::CHUNKS),
                 make_float4(0.f, 0.f, 0.f, 0.f));
@@ -68,7 +68,7 @@ __device__ void clear_rows_from(int first, uint32_t tile, int consumer) {
 template <class T, class Tile, int N>
 __device__ void store_gradient(const float (&r)[N][4], float factor, uint32_t tile, int consumer,
                                int row, int chunk, T* g, long long stride, int rows, int cols) {
-    const int thread = thread_index_anew() % 128, lane = thread % 32;
+    const int thread = reread_thread_index() % 128, lane = thread % 32;
     const int lane_row = row + thread / 32 * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i)

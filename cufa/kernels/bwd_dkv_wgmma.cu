@@ -78,7 +78,7 @@ struct DkvSmem {
     }
     // Where a thread of the first consumer leaves its part of P^T for that of the second.
     __device__ uint32_t weights(uint32_t n) const {
-        return base + C::P + ring_p.slot(n) * C::P_BYTES + thread_index_anew() % 128 * 16;
+        return base + C::P + ring_p.slot(n) * C::P_BYTES + reread_thread_index() % 128 * 16;
     }
 
     // By one thread. The first consumer fills the ring of P^T.
@@ -182,12 +182,12 @@ struct DkvConsumer {
                     make_float4(__uint_as_float(left[k][0]), __uint_as_float(left[k][1]),
                                 __uint_as_float(left[k][2]), __uint_as_float(left[k][3])));
         __syncwarp();
-        if (thread_index_anew() % 32 == 0)
+        if (reread_thread_index() % 32 == 0)
             mbarrier_arrive(smem.ring_p.full + 8 * Ring<C::P_SLOTS>::slot(n));
     }
     // dS^T = P^T (dP^T - delta)
     __device__ void derive(Scores& r, uint32_t n) {
-        const uint32_t delta = smem.delta(n) + thread_index_anew() % 4 * 8;
+        const uint32_t delta = smem.delta(n) + reread_thread_index() % 4 * 8;
         smem.ring_p.wait(n);
 #pragma unroll
         for (int k = 0; k < NT / 2; ++k) {

@@ -106,13 +106,13 @@ struct DqConsumer {
         const long long row0 = first_row<KV>(p, place.batch, place.head);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const long long row = row0 + this->row() + thread_index_anew() % 32 / 4 + 8 * h;
+            const long long row = row0 + this->row() + reread_thread_index() % 32 / 4 + 8 * h;
             lse[h] = p.row_lse[row] * (SCORE::NATURAL ? 1.f : LOG2_E), delta[h] = p.row_delta[row];
         }
     }
     // The warp's first row.
     __device__ int row() const {
-        return place.q_tile * BM + consumer * 64 + thread_index_anew() % 128 / 32 * 16;
+        return place.q_tile * BM + consumer * 64 + reread_thread_index() % 128 / 32 * 16;
     }
     __device__ uint32_t rows() const { return consumer * 64 * QTile::ROW_BYTES; }
     __device__ uint32_t tile(uint32_t n) const {
@@ -148,7 +148,7 @@ struct DqConsumer {
         const SCORE& score = p;
         const auto visit = place.visits.visit(j);
         const int key_tile = visit.tile(j);
-        const At at{thread_index_anew() % 32, row(), key_tile * BN, place.batch, place.head};
+        const At at{reread_thread_index() % 32, row(), key_tile * BN, place.batch, place.head};
         score.apply(rS, place.sequence, p.scale_log2, at, SCORE::masked(place.keys, key_tile),
                     visit.is_partial());
 #pragma unroll

@@ -12,8 +12,8 @@ struct TurnedScores {
     const int key0;  // the consumer's first key
 
     __device__ const SCORE& score() const { return place.p; }
-    __device__ static int lane() { return thread_index_anew() % 32; }
-    __device__ int key() const { return key0 + thread_index_anew() % 128 / 32 * 16 + lane() / 4; }
+    __device__ static int lane() { return reread_thread_index() % 32; }
+    __device__ int key() const { return key0 + reread_thread_index() % 128 / 32 * 16 + lane() / 4; }
     __device__ int query(int nt, int i) const {
         return (t.tile * NT + nt) * 8 + lane() % 4 * 2 + i;
     }

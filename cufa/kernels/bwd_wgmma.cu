@@ -71,7 +71,7 @@ struct BackwardConsumer {
     }
     // dS^T = P^T (dP^T - delta). Weights that are dropped are 0 in rP.
     __device__ void derive(const Scores& rS, Scores& rdP, uint32_t n) {
-        const int column = thread_index_anew() % 4 * 2;
+        const int column = reread_thread_index() % 4 * 2;
         const float growth = Differentiated<SCORE>{place.p}.growth();
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
@@ -91,7 +91,7 @@ struct BackwardConsumer {
     }
     // Hands dS to all consumers.
     __device__ void share_ds(uint32_t n) const {
-        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        const int thread = reread_thread_index() % 128, lane = thread % 32;
         smem.ring_ds.acquire(n);
         const uint32_t lane_offset =
             DsTile::offset(lane / 16 * 8 + lane % 8, consumer * 8 + thread / 32 * 2 + lane / 8 % 2);
@@ -128,7 +128,7 @@ struct BackwardConsumer {
     __device__ void hand_dq(const DqPart& rdQ, uint32_t n) const {
         smem.ring_ds.release(n);
         if (!place.p.dq_sums) return;
-        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        const int thread = reread_thread_index() % 128, lane = thread % 32;
         const uint32_t part = smem.dq(consumer, thread / 32);
         smem.acquire_dq(n);
 #pragma unroll
@@ -143,7 +143,7 @@ struct BackwardConsumer {
     // left these.
     __device__ void store(uint32_t n) {
         const auto& p = place.p;
-        const int row = consumer * 64 + thread_index_anew() % 128 / 32 * 16;
+        const int row = consumer * 64 + reread_thread_index() % 128 / 32 * 16;
         if (p.dq_sums) smem.acquire_dq(n);
         if (p.dk.data) store_rows(rdK, p.scale, p.dk, row, p.head_dim);
         if (p.dv.data) store_rows(rdV, Differentiated<SCORE>{p}.growth(), p.dv, row, p.head_dim_v);
@@ -152,8 +152,8 @@ struct BackwardConsumer {
     __device__ void store_rows(const float (&r)[D / 8][4], float factor, const Tensor& to, int row,
                                int cols) const {
         using Rows = SmemTile<16, D, 2>;
-        const int lane = thread_index_anew() % 32, rows = place.keys_left() - row;
-        const uint32_t tile = smem.dq(consumer, thread_index_anew() % 128 / 32);
+        const int lane = reread_thread_index() % 32, rows = place.keys_left() - row;
+        const uint32_t tile = smem.dq(consumer, reread_thread_index() % 128 / 32);
         T* g = place.template rows_of<T>(to) + row * to.stride_seq;
         __syncwarp();
 #pragma unroll
@@ -177,7 +177,7 @@ struct BackwardConsumer {
     // Leaves the part of dK and dV of these query heads for bwd_join.cu.
     __device__ void leave(float* sums) const {
         using Piece = DqPiece<T, D, true>;
-        const int thread = thread_index_anew() % 128, lane = thread % 32;
+        const int thread = reread_thread_index() % 128, lane = thread % 32;
         const int row = consumer * 64 + thread / 32 * 16;
         const float of_k = place.p.scale, of_v = Differentiated<SCORE>{place.p}.growth();
 #pragma unroll

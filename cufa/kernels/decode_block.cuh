@@ -197,7 +197,7 @@ struct DecodeBlock {
         softmax.reset();
 #pragma unroll
         for (int i = 0; i < C::MT * C::OT * 4; ++i)
-            rO[i / 4 / C::OT][i / 4 % C::OT][i % 4] = zero_anew();
+            rO[i / 4 / C::OT][i / 4 % C::OT][i % 4] = opaque_zero();
         attend(softmax, values, rO, work, true, true);
     }
     // Whether P of 16 bits, with a preset maximum, does not add up exactly enough in some row.

@@ -14,7 +14,7 @@ struct PackedRows {
     // `batch` is 0 where several sequences are in one array.
     __device__ PackedRows(const Params& p, const Sequence& sequence, int batch, int tile_head,
                           int row)
-        : lane(thread_index_anew() % 32),
+        : lane(reread_thread_index() % 32),
           batch(batch),
           seq_q(sequence.seq_q),
           first_q(sequence.first_q) {
@@ -88,7 +88,7 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
 template <class T, class OTile, bool RAGGED, class Work, int OT>
 __device__ void store_o_tma(const float (&rO)[OT][4], uint32_t tile, const TensorMap& map,
                             const Params& p, const volatile Work& work, int consumer) {
-    const int thread = thread_index_anew(), lane = thread % 32, warp = thread / 32 - 4;
+    const int thread = reread_thread_index(), lane = thread % 32, warp = thread / 32 - 4;
     const uint32_t warp_tile = tile + warp * 16 * OTile::ROW_BYTES;
     const uint32_t lane_offset = OTile::offset(lane % 16, lane / 16);
 #pragma unroll

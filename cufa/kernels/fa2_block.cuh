@@ -203,7 +203,8 @@ struct Fa2Block {
     __device__ void apply_score(float (&rS)[MT][NT][4], int j, bool masked) const {
         if (!SCORE::CHANGES_EVERY_TILE && !masked) return;
         const Tile tile = this->tile();
-        const At at{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch, tile.head};
+        const At at{reread_thread_index() % 32, row0(), visits().tile(j) * BN, tile.batch,
+                    tile.head};
         const Sequence sequence = KV::sequence(p, tile.batch, tile.q_tile * BM);
         static_cast<const SCORE&>(p).apply(rS, sequence, p.scale_log2, at, {masked, masked},
                                            visits().visit(j).is_partial());
@@ -213,7 +214,7 @@ struct Fa2Block {
     __device__ void drop(float (&rP)[MT][NT][4], int j) const {
         if constexpr (SCORE::DROPS_WEIGHTS) {
             const Tile tile = this->tile();
-            p.drop(rP, At{thread_index_anew() % 32, row0(), visits().tile(j) * BN, tile.batch,
+            p.drop(rP, At{reread_thread_index() % 32, row0(), visits().tile(j) * BN, tile.batch,
                           tile.head});
         }
     }
@@ -236,7 +237,7 @@ struct Fa2Block {
     // Rows that follow the sequence's last query.
     template <int OT>
     __device__ void clear_padding(float (&rO)[MT][OT][4], float (&lse)[MT][2]) const {
-        const int end = KV::queries(p, tile().batch) - row0() - thread_index_anew() % 32 / 4;
+        const int end = KV::queries(p, tile().batch) - row0() - reread_thread_index() % 32 / 4;
 #pragma unroll
         for (int i = 0; i < MT * 2; ++i) {
             if (i / 2 * 16 + i % 2 * 8 < end) continue;
@@ -274,5 +275,5 @@ struct Fa2Block {
 template <int OT>
 __device__ void clear(float (&rO)[OT][4]) {
 #pragma unroll
-    for (int i = 0; i < OT * 4; ++i) rO[i / 4][i % 4] = zero_anew();
+    for (int i = 0; i < OT * 4; ++i) rO[i / 4][i % 4] = opaque_zero();
 }

@@ -189,7 +189,7 @@ struct Consumer {
         constexpr int CHUNKS = Tile::CHUNKS;
         const int begin = max(first, 0) * CHUNKS;
 #pragma unroll 1
-        for (int chunk = begin + thread_index_anew() % 128; chunk < end * CHUNKS; chunk += 128)
+        for (int chunk = begin + reread_thread_index() % 128; chunk < end * CHUNKS; chunk += 128)
             sts_128(tile() + Tile::offset(chunk / CHUNKS, chunk % CHUNKS),
                     make_float4(0.f, 0.f, 0.f, 0.f));
         fence_proxy_async();

@@ -82,7 +82,7 @@ struct Exponent {
             score.cap(rS, scale_log2);
             mask(masked, here);
         } else if constexpr (SCORE::LINEAR) {
-            softmax.scale_log2 = parameter_anew(scale_log2);
+            softmax.scale_log2 = reread_parameter(scale_log2);
             mask(masked, here);
         } else if constexpr (SCORE::AFFINE_IN_KEY) {
             const At at = here.at(0);
@@ -159,7 +159,7 @@ struct Exponent {
     __device__ void pack_p(const Here& here) {
         if constexpr (SCORE::DROPS_WEIGHTS) {
             const volatile typename C::Work& work = here.work();
-            const At at{thread_index_anew() % 32,
+            const At at{reread_thread_index() % 32,
                         work.q0 + here.warp_row(),
                         here.key_tile() * BN,
                         work.batch,
@@ -182,7 +182,7 @@ struct Exponent {
 
  private:
     static __device__ Pairs pairs(const Here& here) {
-        return {here.smem.base + C::PAIR_TILES + (thread_index_anew() - 128) / 32 * Pairs::BYTES};
+        return {here.smem.base + C::PAIR_TILES + (reread_thread_index() - 128) / 32 * Pairs::BYTES};
     }
     // Takes the curve while it is right, see SumLimits.
     __device__ void follow() {
@@ -213,7 +213,7 @@ struct Exponent {
     // Adds it to the scores;
     __device__ bool tilt_score(const At& at, const Here& here) {
         if (!find_tilt(at, here)) return false;
-        const float factor = parameter_anew(scale_log2) * SCORE::FROM_LOG2;
+        const float factor = reread_parameter(scale_log2) * SCORE::FROM_LOG2;
         const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
 #pragma unroll
         for (int i = 0; i < NT * 4; ++i) {
@@ -225,7 +225,7 @@ struct Exponent {
     }
     // or to the exponents.
     __device__ void exponentiate_tilted(const At& at) {
-        const float factor = parameter_anew(scale_log2);
+        const float factor = reread_parameter(scale_log2);
         const float first[2] = {tilt.of(0, at.key_of(0, 0)), tilt.of(1, at.key_of(0, 0))};
         softmax.exponentiate(rS, [&](float s, float m, int h, int column) {
             return fmaf(s, factor,

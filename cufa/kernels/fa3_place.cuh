@@ -30,7 +30,7 @@ struct Place {
     __device__ const volatile typename C::Work& work_before() const { return smem.work(round - 1); }
     __device__ int part() const { return C::APART ? consumer : 0; }
     // This warp's first row in the tile; computed at each use, for registers are scarce.
-    static __device__ int warp_row() { return (thread_index_anew() - 128) / 32 * 16; }
+    static __device__ int warp_row() { return (reread_thread_index() - 128) / 32 * 16; }
 
     // The place of the keys at hand among all tiles of keys, and of the next ones.
     __device__ int key_tile() const { return visit.tile(j); }
@@ -49,7 +49,7 @@ struct Place {
     // Where this warp's scores are, of the tile's keys from `column` on.
     __device__ At at(int column) const {
         const volatile typename C::Work& work = this->work();
-        return At{thread_index_anew() % 32,
+        return At{reread_thread_index() % 32,
                   work.q0 + warp_row(),
                   key_tile() * C::BN + column,
                   work.batch,

@@ -157,7 +157,7 @@ struct Consumer8 {
         constexpr int CHUNKS = VTile::CHUNKS, KEYS_OF_CHUNK = 16;
         const uint32_t tile = smem.v(present);
 #pragma unroll 1
-        for (int i = thread_index_anew() % 128; i < C::HEAD_DIM_V * CHUNKS; i += 128) {
+        for (int i = reread_thread_index() % 128; i < C::HEAD_DIM_V * CHUNKS; i += 128) {
             const int keys = end - i % CHUNKS * KEYS_OF_CHUNK;
             if (keys < KEYS_OF_CHUNK)
                 VTile::keep(tile + VTile::offset(i / CHUNKS, i % CHUNKS), keys);
@@ -193,7 +193,7 @@ struct Consumer8 {
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int query = work.q0 + here.warp_row() + thread_index_anew() % 32 / 4 + 8 * h;
+            const int query = work.q0 + here.warp_row() + reread_thread_index() % 32 / 4 + 8 * h;
             scale_q[h] =
                 p.scale_log2 * load_early(p.scales_q.of(batch * p.heads_q + head,
                                                         first_query + min(query, queries - 1)));

@@ -55,7 +55,7 @@ struct PairRows {
     // not.
     template <bool WHOLE>
     static __device__ void fill(uint32_t tile, const OfPairs<T>& array, int key, int seq_kv) {
-        const int lane = thread_index_anew() % 32;
+        const int lane = reread_thread_index() % 32;
         const int first = key / KEYS, count = elements<WHOLE>(first, seq_kv);
         constexpr int PIECES = ROW_BYTES / PIECE;
         constexpr int STEP = PIECES > 16  ? 1
@@ -104,7 +104,7 @@ struct PairRows {
                                             int seq_kv) {
         constexpr int COLS = BN / KEYS, AT_ONCE = KEYS == 1 ? 8 : ROWS * COLS / 32;
         static_assert(ROWS * COLS % (32 * AT_ONCE) == 0, "all at once are there");
-        const int lane = thread_index_anew() % 32;
+        const int lane = reread_thread_index() % 32;
         const int first = key / KEYS, count = elements<WHOLE>(first, seq_kv);
         const bool by_rows = array.stride_key > array.stride_query;
         const int before = first * SIZE % PIECE;
@@ -146,7 +146,7 @@ struct PairTile<Bias<T>, BN> : PairRows<T, 1, BN> {
 
     // S factor + bias, in natural units.
     static __device__ void add(uint32_t tile, float (&rS)[1][BN / 8][4], float factor) {
-        const int lane = thread_index_anew() % 32;
+        const int lane = reread_thread_index() % 32;
         auto add = [&](float& s, float bias) { s = fmaf(s, factor, bias); };
         if constexpr (sizeof(T) == 2) {  // 8x8 matrices are as the accumulators are
             const uint32_t from = tile + Rows::offset(lane % 16, lane / 16 * 16);
@@ -177,7 +177,7 @@ struct PairTile<Mask, BN> : PairRows<unsigned char, 1, BN> {
     static __device__ const OfPairs<unsigned char>& array(const Mask& part) { return part.mask; }
 
     static __device__ void hide(uint32_t tile, float (&rS)[1][BN / 8][4], int) {
-        const int lane = thread_index_anew() % 32;
+        const int lane = reread_thread_index() % 32;
         const uint32_t from = tile + Rows::offset(lane / 4, lane % 4 * 2);
 #pragma unroll
         for (int i = 0; i < BN / 4; ++i) {
@@ -195,7 +195,7 @@ struct PairTile<MaskBits, BN> : PairRows<unsigned char, 8, BN> {
     }
 
     static __device__ void hide(uint32_t tile, float (&rS)[1][BN / 8][4], int key) {
-        const int lane = thread_index_anew() % 32;
+        const int lane = reread_thread_index() % 32;
         const uint32_t from = tile + Rows::offset(lane / 4, key / 8 % Rows::PIECE);
 #pragma unroll
         for (int i = 0; i < BN / 8; ++i) {

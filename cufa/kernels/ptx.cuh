@@ -31,7 +31,7 @@ __device__ inline int block_index() {
 __device__ inline int thread_index() { return threadIdx.x; }
 
 // Like block_index(), read at each call: it occupies no register through a main loop.
-__device__ inline int thread_index_anew() {
+__device__ inline int reread_thread_index() {
     int i;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
     return i;
@@ -66,7 +66,7 @@ __device__ void computed_here(T*& p) {
 }
 
 // Zero, not as a constant: what the compiler makes of many registers that become one takes it long.
-__device__ inline float zero_anew() {
+__device__ inline float opaque_zero() {
     float x;
     asm("mov.b32 %0, 0;" : "=f"(x));
     return x;

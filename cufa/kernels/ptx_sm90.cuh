@@ -9,7 +9,7 @@ struct __align__(64) TensorMap {
 };
 
 // A member of the kernel's parameter, read again at each call, like block_index().
-__device__ inline float parameter_anew(const float& x) {
+__device__ inline float reread_parameter(const float& x) {
     float y;
     asm volatile("ld.param.f32 %0, [%1];" : "=f"(y) : "l"(__cvta_generic_to_grid_constant(&x)));
     return y;

@@ -12,7 +12,7 @@ template <class T, class QTile, class KTile, class Softmax, int NT, class Step>
 __device__ void exponentiate_again(Softmax& softmax, float (&rP)[1][NT][4],
                                    const bool (&again)[1][2], const float (&l)[1][2],
                                    uint32_t tile_q, int row, uint32_t tile_k, Step step) {
-    const int lane = thread_index_anew() % 32;
+    const int lane = reread_thread_index() % 32;
     const uint32_t lane_q = tile_q + lane_offset_a<QTile>(lane) + row * QTile::ROW_BYTES;
     const uint32_t lane_k = tile_k + lane_offset_b<KTile>(lane);
     float row_max[2] = {-INF, -INF};

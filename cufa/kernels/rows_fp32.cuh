@@ -18,7 +18,7 @@ __device__ void attend_rows(const Arguments<SCORE, KV>& p, const Tile& tile, int
     constexpr int LANES = 8;
     const SCORE& score = p;
     const Sequence sequence = KV::sequence(p, tile.batch, row0);
-    const int lane = thread_index_anew() % LANES, r = thread_index_anew() % 32 / LANES;
+    const int lane = reread_thread_index() % LANES, r = reread_thread_index() % 32 / LANES;
     const int row = min(row0 + r, sequence.seq_q - 1), kv_head = tile.head / p.group,
               col = col0 + 4 * lane;
     const float* gQ =

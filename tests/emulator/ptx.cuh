@@ -39,14 +39,14 @@ float16 narrow(float x);
 inline uint32_t smem_address(const void* p) { return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - shared_memory); }
 inline int block_index() { return blockIdx.x; }
 inline int thread_index() { return threadIdx.x; }
-inline int thread_index_anew() { return threadIdx.x; }
+inline int reread_thread_index() { return threadIdx.x; }
 struct Twice {
     float x;
     Twice& operator=(float y) { return x = y, *this; }
     float even() const { return x; }
     float odd() const { return x; }
 };
-inline float zero_anew() { return 0.f; }
+inline float opaque_zero() { return 0.f; }
 inline void set_if_equal(float& x, int a, int b, float y) {
     if (a == b) x = y;
 }

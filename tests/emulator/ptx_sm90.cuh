@@ -10,7 +10,7 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "as large as a CUtensorMap");
 
-inline float parameter_anew(const float& x) { return x; }
+inline float reread_parameter(const float& x) { return x; }
 inline uint32_t dynamic_smem_bytes() { return emulator::smem_bytes; }
 
 // An mbarrier: the arrivals and the bytes that its phase still waits for.

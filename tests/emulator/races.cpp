@@ -13,7 +13,7 @@
 extern "C" { int emulator_races = 0; }  // two bytes each, as often as they were met
 
 namespace emulator {
-// Of a warp: the accesses of all its lanes before `step`, and in it those of `lanes` before their next release.
+// The accesses of all lanes of a warp before `step`, and in it those of `lanes` before their next release.
 struct Known {
     uint32_t step, lanes, releases;
     UNSEEN bool has(const Known& x) const {
