@@ -224,7 +224,8 @@ def test_sections_of_heads(
 ) -> None:
     """Four heads have their tiles of keys interleaved, then the other three."""
     key_tiles = {FP32: 5, WGMMA_COLUMNS: 2}.get(form, 3)
-    gpu = device.named(form[0])._replace(sm_count=2 * key_tiles)
+    blocks_per_sm = 2 if form in (MMA, FP32) else 1
+    gpu = device.named(form[0])._replace(sm_count=2 * key_tiles // blocks_per_sm)
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
     checked(rng, form, (1, 7, 7, 40, 150), causal=True)
     (call,) = backward._prepared.values()

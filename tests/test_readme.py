@@ -212,15 +212,21 @@ def test_the_index_links_to_every_page() -> None:
 
 
 def on_the_page(command: str) -> tuple[list[str], str]:
-    """Return the words of docs/exploring.md's first such command, and what it prints there."""
+    """Return the words of docs/exploring.md's first such command, and what it prints there.
+
+    `command` is a pattern that its line begins with.
+    """
     block = rf"^\$ python -m cufa ({command} (?:.*\\\n)*.*)\n((?:.*\n)*?)```$"
     match = re.search(block, EXPLORING, re.MULTILINE)
     assert match
     return shlex.split(match[1]), match[2]
 
 
-def test_the_page_shows_what_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    words, shown = on_the_page("explain")
+@pytest.mark.parametrize("command", ["explain", "explain .*--backward"])
+def test_the_page_shows_what_explain_prints(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    words, shown = on_the_page(command)
     assert cli.main(words) == 0
     assert capsys.readouterr().out == shown
 

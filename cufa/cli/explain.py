@@ -128,6 +128,8 @@ def _of_gradients(problem: Problem, device: Device, deterministic: bool) -> _Row
         yield "  shared memory", f"{step.instance.smem_bytes} bytes a block"
         if times:
             yield "  expected", times[i]
+    heads = counted(found.section_heads, "K/V head")
+    yield "interleaved", f"the tiles of keys of {heads} at a time"
     order = "tiles of keys add to dq in a fixed order" if deterministic else "as blocks come"
     yield "sums of dq", order
     yield "workspace", f"{4 * found.workspace_words} bytes of global memory"

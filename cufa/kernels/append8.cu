@@ -2,11 +2,10 @@
 // which its largest number becomes the largest of 8 bits. Bits are those of cufa/cpu/append.py.
 #include "append.cuh"
 
-constexpr int LANES = 16;           // of a row: a warp has keys and values of a head
-constexpr int MAX_COLUMNS = 256;    // of a row
-constexpr int BLOCKS_PER_SM = 5;    // which leaves the registers for a row
-constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
-
+constexpr int LANES = 16;                // of a row: a warp has keys and values of a head
+constexpr int MAX_COLUMNS = 256;         // of a row
+constexpr int BLOCKS_PER_SM = 5;         // which leaves the registers for a row
+constexpr float LEAST = 0x1p-126f;       // scale, whose reciprocal is finite
 constexpr float MOST = 0x1.020406p121f;  // scale, 127 of which are finite
 
 // The nearest number of e4m3, ties to even; all GPUs compute it so, as some have no instruction.

@@ -234,7 +234,9 @@ def backward_plan(
     variant = variants[0]
     takes_turns = deterministic and (sums_dq or arrays.chains is not None)
     # By turns, a head's tiles follow each other.
-    section_heads = 1 if takes_turns or not blocks else key_sections(problem, device, variant.bn)
+    section_heads = 1
+    if blocks and not takes_turns:
+        section_heads = key_sections(problem, device, variant.bn, variant.blocks_per_sm)
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),

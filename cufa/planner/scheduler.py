@@ -119,11 +119,12 @@ def falls_from_first_key(problem: Problem) -> bool:
     return any(part.right_edge for part in parts) and not any(part.left_edge for part in parts)
 
 
-def key_sections(problem: Problem, device: Device, bn: int) -> int:
+def key_sections(problem: Problem, device: Device, bn: int, blocks_per_sm: int) -> int:
     """Return how many K/V heads have their tiles of keys interleaved, for the gradients.
 
-    Two tiles a multiprocessor are enough for the short ones of a section to fill the gaps that its
-    long ones leave. With more heads, what they read and write would pass through L2 at once.
+    Two tiles for each block that runs at once are enough for the short ones of a section to fill
+    the gaps that its long ones leave; more heads would share L2. Where tiles are of nearly one
+    length, or a mask may hide any of them, a head's tiles follow each other.
 
     Parameters
     ----------
@@ -131,11 +132,14 @@ def key_sections(problem: Problem, device: Device, bn: int) -> int:
     device : Device
     bn : int
         Keys of a tile.
+    blocks_per_sm : int
+        Blocks that run at once on a multiprocessor.
     """
-    if not falls_from_first_key(problem) and problem.kv != "Varlen":  # tiles of one length
+    if not falls_from_first_key(problem) and problem.kv != "Varlen":
         return 1
     key_tiles = -(-problem.evened.seq_kv // bn)  # of a sequence, which follow each other
-    return _even(problem.batch * problem.heads_kv, 2 * device.sm_count / max(1, key_tiles))
+    wanted = 2 * device.sm_count * blocks_per_sm / max(1, key_tiles)
+    return _even(problem.batch * problem.heads_kv, wanted)
 
 
 def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
