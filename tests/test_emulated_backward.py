@@ -21,6 +21,7 @@ from test_varlen import ragged
 import cufa
 from cufa import device
 from cufa.launch import backward, workspace
+from cufa.planner import scheduler
 
 pytestmark = needs_compiler
 
@@ -225,8 +226,9 @@ def test_sections_of_heads(
     """Four heads have their tiles of keys interleaved, then the other three."""
     key_tiles = {FP32: 5, WGMMA_COLUMNS: 2}.get(form, 3)
     blocks_per_sm = 2 if form in (MMA, FP32) else 1
-    gpu = device.named(form[0])._replace(sm_count=2 * key_tiles // blocks_per_sm)
+    gpu = device.named(form[0])._replace(sm_count=4 * key_tiles // blocks_per_sm)
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    monkeypatch.setattr(scheduler, "_FEW_TILES", 1)
     checked(rng, form, (1, 7, 7, 40, 150), causal=True)
     (call,) = backward._prepared.values()
     assert call.plan.key_tiles == key_tiles
