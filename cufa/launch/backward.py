@@ -12,7 +12,7 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
 from cufa.launch.array_sums import finishing, wanted_of
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import refuse_in_capture
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
 from cufa.launch.signature import AddressSlot, Key, remember
@@ -250,12 +250,11 @@ def _contiguous(lse: Array) -> Array:
 
 
 def _refuse_capture(name: str, array: Array) -> None:
-    if is_capturing():
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
-            "call that is captured into a CUDA graph has no place: give a contiguous array whose "
-            "rows are a multiple of 16 bytes, and a scale that is not negative"
-        )
+    refuse_in_capture(
+        f"{name} (shape {array.shape}, strides {array.strides}) would be copied",
+        "give a contiguous array whose rows are a multiple of 16 bytes, and a scale that is not "
+        "negative",
+    )
 
 
 def _prepare(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launcher, PreparedLaunch, ready
+from cufa.launch.auxiliary import prepared
+from cufa.launch.capture import refuse_in_capture
 from cufa.launch.params import list_sizes
 from cufa.specs.block_lists import SPEC
 from cufa.specs.instance import Instance
+
+INSTANCE = Instance(SPEC.name, (), (SPEC.threads,))
 
 
 def made(
@@ -35,11 +37,7 @@ def made(
     """
     import cupy
 
-    if is_capturing():
-        raise ValueError(
-            "block_mask needs memory of its own, for which a call that is captured into a "
-            "CUDA graph has no place: make one like it before"
-        )
+    refuse_in_capture("block_mask needs memory of its own", "make one like it before")
     batch, heads, kind_rows, kind_columns = kinds.shape
     rows, length = list_sizes(*sizes, *tile)
     lines, columns = batch * heads * rows, length // 2 - 1
@@ -47,11 +45,5 @@ def made(
     parameter = np.zeros(1, SPEC.params)
     grids = kind_rows, kind_columns, *block, rows, columns, *tile
     parameter[0] = (kinds.data.ptr, lists.data.ptr, *grids, lines, *sizes)
-    PreparedLaunch(launcher_of(lines), parameter)()
+    prepared(INSTANCE, -(-lines // SPEC.threads), parameter)()
     return lists
-
-
-def launcher_of(lines: int) -> Launcher:
-    """Return what launches the kernel for `lines` lists, compiled for the current device."""
-    instance = Instance(SPEC.name, (), (SPEC.threads,))
-    return ready(instance, -(-lines // SPEC.threads), SPEC.threads)

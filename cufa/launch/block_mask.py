@@ -8,7 +8,7 @@ from cufa.arrays import Array, ArrayInfo
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.parts import part_named
 from cufa.launch import block_lists
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.auxiliary import prepared
 from cufa.problem.extras import Extras, check_function_arrays, placed
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
@@ -44,24 +44,21 @@ def fill(
         return
     by_axis = dict(zip("bhqk", sizes, strict=True))
     check_function_arrays(mask, by_axis, cupy, "as xp says")
-    launcher = ready(
-        Instance(SPEC.name, (), (), mask.parts), -(-kinds.size // _TILES), SPEC.threads
-    )
-    PreparedLaunch(launcher, filled(kinds, mask, sizes, block))()
-    block_lists.launcher_of(1)  # compiles what the first call with the mask needs
+    instance = Instance(SPEC.name, (), (), mask.parts)
+    prepared(instance, -(-kinds.size // _TILES), _filled(kinds, mask, by_axis, block))()
+    prepared(block_lists.INSTANCE, 1, b"")  # compiles what the first call with the mask needs
 
 
-def filled(
-    kinds: Array, mask: TracedFunctions, sizes: tuple[int, ...], block: tuple[int, int]
+def _filled(
+    kinds: Array, mask: TracedFunctions, sizes: dict[str, int], block: tuple[int, int]
 ) -> np.ndarray:
-    """Return the kernel's parameter; arguments as in `fill`."""
+    """Return the kernel's parameter; arguments as in `fill`, but sizes are by their letters."""
     parameter = np.zeros(1, SPEC.parameter(mask.parts))
     p = parameter[0]
     _, heads, rows, columns = kinds.shape
-    p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
+    p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, sizes["q"], sizes["k"], *block)
     infos = (ArrayInfo(array.shape, array.strides, array.dtype) for array in mask.arrays)
-    by_axis = dict(zip("bhqk", sizes, strict=True))
-    numbers_of_parts = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
+    numbers_of_parts = placed(mask.parts, 4, sizes, Extras(mods=tuple(infos)))
     for name, numbers in zip(mask.parts, numbers_of_parts, strict=True):
         addresses = (array.data.ptr for array in mask.arrays)
         for number, value in zip(part_named(name).numbers, numbers, strict=True):

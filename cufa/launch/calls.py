@@ -9,7 +9,7 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing, refuse_in_capture
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key, remember
@@ -62,13 +62,12 @@ def on_device(name: str, array: Array | None) -> Array | None:
     on_host = isinstance(array, np.ndarray)
     if array is None or (not on_host and is_readable(array)):
         return array
-    if is_capturing():
-        shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
-        raise ValueError(
-            f"{name} (shape {array.shape}) {shown} and would be copied, for which a call that is "
-            "captured into a CUDA graph has no place: before the capture, make a contiguous int32 "
-            "array of it with cupy.ascontiguousarray(cupy.asarray(x), np.int32)"
-        )
+    shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
+    refuse_in_capture(
+        f"{name} (shape {array.shape}) {shown} and would be copied",
+        "before the capture, make a contiguous int32 array of it with "
+        "cupy.ascontiguousarray(cupy.asarray(x), np.int32)",
+    )
     import cupy
 
     if on_host:

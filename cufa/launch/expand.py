@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.auxiliary import prepared, table, tensor
 from cufa.problem.held import Held
 from cufa.quantized.rows import kind_of
 from cufa.specs.expand8 import CHUNK, SPEC
@@ -27,17 +27,12 @@ def expand(held: Held, out: Array) -> None:
         return
     parameter = np.zeros(1, SPEC.params)
     p, chunks = parameter[0], columns // CHUNK
-    for name, array in (("values", held.values), ("scales", held.scales), ("out", out)):
-        p[name] = (array.data.ptr, *(step // array.itemsize for step in array.strides[:3]))
-    if held.block_table is not None:
-        table = held.block_table
-        p["table"], p["table_stride"] = table.data.ptr, table.strides[0] // table.itemsize
-    if held.mean is not None:
-        steps = (step // held.mean.itemsize for step in held.mean.strides[:2])
-        p["mean"] = (held.mean.data.ptr, *steps, 0)
+    tensors = {"values": held.values, "scales": held.scales, "mean": held.mean, "out": out}
+    for name, array in tensors.items():
+        p[name] = tensor(array)
+    p["table"], p["table_stride"] = table(held.block_table)
     p["heads"], p["seq"], p["chunks"] = heads, seq, chunks
     p["pages"], _, p["page_size"], p["dim"] = held.values.shape
-    types = (out.dtype.name,)
-    instance = Instance(SPEC.name, types, (kind_of(held.values).is_integer,))
+    instance = Instance(SPEC.name, (out.dtype.name,), (kind_of(held.values).is_integer,))
     blocks = batch * heads * -(-seq // (SPEC.threads // chunks))
-    PreparedLaunch(ready(instance, blocks, SPEC.threads), parameter)()
+    prepared(instance, blocks, parameter)()

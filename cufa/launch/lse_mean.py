@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.append import in_rows
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.auxiliary import prepared, tensor
 from cufa.specs.instance import Instance
 from cufa.specs.lse_mean import SPEC
 
@@ -34,11 +34,10 @@ def add_mean(lse: Array, q: Array, mean: Array, scale: float) -> None:
     q = in_rows("q", q)
     parameter = np.zeros(1, SPEC.params)
     p = parameter[0]
-    p["q"] = (q.data.ptr, *(step // q.itemsize for step in q.strides[:3]))
-    p["mean"] = (mean.data.ptr, *(step // mean.itemsize for step in mean.strides[:2]), 0)
+    p["q"], p["mean"] = tensor(q), tensor(mean)
     p["lse"], p["scale"] = lse.data.ptr, scale
     _, p["heads"], p["seq"], p["head_dim"] = q.shape
     p["group"], p["rows"] = q.shape[1] // mean.shape[1], lse.size
     rows_a_block = SPEC.threads // 32
     instance = Instance(SPEC.name, (q.dtype.name,), ())
-    PreparedLaunch(ready(instance, -(-lse.size // rows_a_block), SPEC.threads), parameter)()
+    prepared(instance, -(-lse.size // rows_a_block), parameter)()

@@ -13,7 +13,7 @@ from cufa.arrays import ALIGNMENT, Ints
 from cufa.compiler import jit
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing
 from cufa.launch.launch import PreparedLaunch
 from cufa.launch.loaded import LoadedKernel
 from cufa.launch.signature import Key, Signature, remember
