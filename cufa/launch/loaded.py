@@ -16,8 +16,7 @@ from cufa.launch.params import (
     Ints,
     ParameterLayout,
     PlanNumbers,
-    free_buffers,
-    taken_buffer,
+    encoded_map,
 )
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -196,10 +195,8 @@ class LoadedKernel:
         described = shape, strides, box
         encoded = self._maps.get(described)
         if encoded is None:
-            buffer = taken_buffer()
-            encoded = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
+            encoded = encoded_map(self.variant.dtype, address, shape, strides, box)
             if len(self._maps) >= _MAPS:
                 self._maps.clear()
             self._maps[described] = encoded
-            free_buffers.append(buffer)
         return encoded
