@@ -137,7 +137,7 @@ def key_sections(problem: Problem, device: Device, bn: int, blocks_per_sm: int) 
     """
     if not falls_from_first_key(problem) and problem.kv != "Varlen":
         return 1
-    key_tiles = -(-problem.evened.seq_kv // bn)  # of a sequence, which follow each other
+    key_tiles = -(-problem.alike.seq_kv // bn)  # of a sequence, which follow each other
     wanted = 2 * device.sm_count * blocks_per_sm / max(1, key_tiles)
     return _even(problem.batch * problem.heads_kv, wanted)
 
