@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cufa.arrays import Array, Operands
 from cufa.cpu.backward import attention_backward, part_of
-from cufa.cpu.functions import NO_FUNCTIONS, Functions
+from cufa.cpu.functions import Functions
 from cufa.cpu.runs import runs
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
@@ -18,7 +18,7 @@ def backward_of_lengths(
     results: Results,
     into: Gradients,
     lengths: Mapping[str, Array | None],
-    functions: Functions = NO_FUNCTIONS,
+    functions: Functions,
 ) -> None:
     """Compute the gradients of attention of each sequence's queries and keys.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.arrays import Array, Operands
 from cufa.cpu.attention import attention
-from cufa.cpu.functions import NO_FUNCTIONS, Functions
+from cufa.cpu.functions import Functions
 from cufa.cpu.runs import runs
 from cufa.problem.problem import Problem
 
@@ -17,7 +17,7 @@ def attention_of_lengths(
     problem: Problem,
     operands: Operands,
     lengths: Mapping[str, Array | None],
-    functions: Functions = NO_FUNCTIONS,
+    functions: Functions,
 ) -> np.ndarray:
     """Compute attention of each sequence's queries and keys; the result goes to `out`.
 

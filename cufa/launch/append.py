@@ -11,9 +11,10 @@ from cufa.launch.auxiliary import address, are_aligned, table, tensor
 from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.capture import refuse_in_capture
 from cufa.launch.launch import Launches, PreparedLaunch
-from cufa.launch.signature import Key, remember
+from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
+from cufa.remembered import remember
 from cufa.specs import means8
 from cufa.specs.append import MEANS, PARAMS, SCALES, SPEC
 from cufa.specs.append8 import SPEC as SPEC8

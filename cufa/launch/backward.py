@@ -16,12 +16,13 @@ from cufa.launch.by_name import NamedLayout
 from cufa.launch.capture import refuse_in_capture
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import encoded_map
-from cufa.launch.signature import AddressSlot, Key, remember
+from cufa.launch.signature import AddressSlot, Key
 from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward import MAPPED, parameter
 from cufa.specs.template_arguments import TemplateArguments

@@ -12,11 +12,12 @@ from cufa.features.window import NO_WINDOW
 from cufa.launch.capture import is_capturing, refuse_in_capture
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
-from cufa.launch.signature import Key, remember
+from cufa.launch.signature import Key
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.lengths import is_readable
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs.variant import Variant
 
 _KINDS = 64  # that are remembered

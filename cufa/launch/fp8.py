@@ -12,10 +12,11 @@ from cufa.launch import counters
 from cufa.launch.by_name import NamedLayout, numbers
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import encoded_map
-from cufa.launch.signature import Key, remember
+from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
 from cufa.specs.kv import LENGTHS
 from cufa.specs.template_arguments import TemplateArguments

@@ -16,7 +16,7 @@ from cufa.launch import counters
 from cufa.launch.capture import is_capturing
 from cufa.launch.launch import PreparedLaunch
 from cufa.launch.loaded import LoadedKernel
-from cufa.launch.signature import Key, Signature, remember
+from cufa.launch.signature import Key, Signature
 from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
@@ -24,6 +24,7 @@ from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.problem.scales import scale_infos
+from cufa.remembered import remember
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 

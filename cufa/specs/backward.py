@@ -14,9 +14,9 @@ from cufa.features.parts import kind_of, part_named
 from cufa.features.user_functions import BLOCKS, OWN
 from cufa.specs import kv
 from cufa.specs.instance import Instance, equal_registers
-from cufa.specs.params import MAP_WORDS, MAPS_ALIGNMENT
+from cufa.specs.params import MAP_WORDS, whole
 from cufa.specs.params import PARAMS as FORWARD
-from cufa.specs.structs import TENSOR, of_parts, structure
+from cufa.specs.structs import TENSOR
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
@@ -87,12 +87,7 @@ def parameter(score: tuple[str, ...], way: str, tma: bool = False) -> np.dtype:
     tma : bool
         Whether tensor maps come first.
     """
-    fields = [("params", PARAMS), *of_parts(score)]
-    if way in kv.PARAMETERS:
-        fields.append(("kv", kv.PARAMETERS[way]))
-    if tma:
-        return structure([("maps", MAPS), *fields], MAPS_ALIGNMENT)
-    return structure(fields)
+    return whole(PARAMS, score, kv.PARAMETERS.get(way), MAPS if tma else None)
 
 
 def shared_memory(v: TemplateArguments) -> dict[str, int]:
