@@ -9,7 +9,7 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.auxiliary import address, are_aligned, table, tensor
 from cufa.launch.auxiliary import prepared as launch_of
-from cufa.launch.capture import refuse_in_capture
+from cufa.launch.capture import refuse_copy
 from cufa.launch.launch import Launches, PreparedLaunch
 from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
@@ -128,10 +128,7 @@ def in_rows(name: str, array: Array) -> Array:
         return array
     import cupy
 
-    refuse_in_capture(
-        f"{name} (shape {array.shape}, strides {array.strides}) would be copied",
-        "give an array whose last axis is contiguous",
-    )
+    refuse_copy(name, array, "give an array whose last axis is contiguous")
     return cupy.ascontiguousarray(array)
 
 

@@ -13,7 +13,7 @@ from cufa.features.parts import ARRAYS
 from cufa.launch import by_name, workspace
 from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.by_name import NamedLayout
-from cufa.launch.capture import refuse_in_capture
+from cufa.launch.capture import refuse_copy
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import encoded_map
 from cufa.launch.signature import AddressSlot, Key
@@ -37,6 +37,10 @@ _NUMBERS = (
     *("params.turns", "params.turns_drawn", "params.sinks", "params.d_sinks"),
 )
 _FIRST_SUMS = len(_TENSORS) + 1 + len(_NUMBERS) + 1  # behind lse and chains
+_WAY_OUT = (
+    "give a contiguous array whose rows are a multiple of 16 bytes, and a scale that is not "
+    "negative"
+)
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 
 
@@ -215,12 +219,12 @@ def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) ->
             array.shape, array.strides, array.itemsize
         )
         if not plain or negate:
-            _refuse_capture({"o": "out", "d_out": "dout"}.get(name, name), array)
+            refuse_copy({"o": "out", "d_out": "dout"}.get(name, name), array, _WAY_OUT)
             array = copied(array, negate)
         taken[name] = array
     for name, array in wanted.items():
         if not _has_rows(array):
-            _refuse_capture(name, array)
+            refuse_copy(name, array, _WAY_OUT)
             array = cupy.empty(array.shape, array.dtype)
         taken[name] = array
     return taken
@@ -240,16 +244,8 @@ def _has_rows(array: Array) -> bool:
 def _contiguous(lse: Array) -> Array:
     import cupy
 
-    _refuse_capture("lse", lse)
+    refuse_copy("lse", lse, _WAY_OUT)
     return cupy.ascontiguousarray(lse)
-
-
-def _refuse_capture(name: str, array: Array) -> None:
-    refuse_in_capture(
-        f"{name} (shape {array.shape}, strides {array.strides}) would be copied",
-        "give a contiguous array whose rows are a multiple of 16 bytes, and a scale that is not "
-        "negative",
-    )
 
 
 def _prepare(

@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.auxiliary import prepared
-from cufa.launch.capture import refuse_in_capture
+from cufa.launch.capture import is_capturing, no_place
 from cufa.launch.params import list_sizes
 from cufa.specs.block_lists import SPEC
 from cufa.specs.instance import Instance
@@ -37,7 +37,8 @@ def made(
     """
     import cupy
 
-    refuse_in_capture("block_mask needs memory of its own", "make one like it before")
+    if is_capturing():
+        raise no_place("block_mask needs memory of its own", "make one like it before")
     batch, heads, kind_rows, kind_columns = kinds.shape
     rows, length = list_sizes(*sizes, *tile)
     lines, columns = batch * heads * rows, length // 2 - 1

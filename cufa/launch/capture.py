@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cufa.arrays import Array
+
 
 def is_capturing() -> bool:
     """Whether the current stream is being captured into a CUDA graph."""
@@ -10,19 +12,21 @@ def is_capturing() -> bool:
     return cupy.cuda.get_current_stream().is_capturing()
 
 
-def refuse_in_capture(what: str, way_out: str) -> None:
-    """Raise an error, in a capture, of a call that needs memory which is free after it.
+def no_place(what: str, way_out: str) -> ValueError:
+    """Return the error of a captured call that needs memory which is free after it.
 
     Parameters
     ----------
     what, way_out : str
         The beginning of the message, and its end.
-
-    Raises
-    ------
-    ValueError
     """
+    return ValueError(
+        f"{what}, for which a call that is captured into a CUDA graph has no place: {way_out}"
+    )
+
+
+def refuse_copy(name: str, array: Array, way_out: str) -> None:
+    """Raise the error of `no_place` in a capture, where an array would be copied."""
     if is_capturing():
-        raise ValueError(
-            f"{what}, for which a call that is captured into a CUDA graph has no place: {way_out}"
-        )
+        what = f"{name} (shape {array.shape}, strides {array.strides}) would be copied"
+        raise no_place(what, way_out)

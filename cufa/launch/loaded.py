@@ -81,7 +81,6 @@ class LoadedKernel:
         self._places = self._layout.places(extras)
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
-        self._needs_counters = kernel.persistent
         self._columns = panel_columns(variant.head_dim)
         self._columns_v = panel_columns(variant.head_dim_v)
         self._maps: dict[_Described, bytes] = {}
@@ -89,11 +88,6 @@ class LoadedKernel:
         # Blocks draw the tiles that wait for them, see kernels/scheduler_sm90.cuh.
         uneven = is_uneven(variant.score) or variant.kv in LENGTHS
         self._draws_tiles = kernel.persistent and uneven
-
-    def reserve(self) -> None:
-        """Make sure that launches find the memory they need; not while a graph is captured."""
-        if self._needs_counters:
-            self._counters.reserve()
 
     def prepared(
         self,

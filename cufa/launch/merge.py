@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.auxiliary import address, are_aligned, prepared, tensor
-from cufa.launch.capture import refuse_in_capture
+from cufa.launch.capture import is_capturing, no_place
 from cufa.specs.instance import Instance
 from cufa.specs.merge import MAX_PARTS, PART, SPEC
 
@@ -76,4 +76,5 @@ def _alike(name: str, arrays: Sequence[Array], rows: bool) -> Sequence[Array]:
 
 
 def _refuse_in_capture(name: str, what: str) -> None:
-    refuse_in_capture(f"{name}: {what} would need memory", "give fewer, contiguous arrays")
+    if is_capturing():
+        raise no_place(f"{name}: {what} would need memory", "give fewer, contiguous arrays")

@@ -25,6 +25,7 @@ from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.problem.scales import scale_infos
 from cufa.remembered import remember
+from cufa.specs import KERNELS
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
@@ -265,8 +266,8 @@ class PreparedCalls:
     def _load(self, variant: Variant) -> LoadedKernel:
         function = jit.kernel(variant, self._device, self._device_id)
         loaded = LoadedKernel(variant, function, self._device_id, self._extras)
-        if not is_capturing():
-            loaded.reserve()
-            if self._planner.fallback is not None:  # what may be captured instead needs counters
-                counters.of_device(self._device_id).reserve()
+        # What may be captured in place of it draws tiles, too
+        draws = KERNELS[variant.kernel].persistent or self._planner.fallback is not None
+        if draws and not is_capturing():
+            counters.of_device(self._device_id).reserve()
         return self._loaded.setdefault(variant, loaded)
