@@ -16,8 +16,8 @@ from cufa.api.other_names import names_here
 from cufa.arrays import AnyArray, ArrayT, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu.backward import attention_backward as on_cpu
-from cufa.cpu.backward_lengths import backward_of_lengths
 from cufa.cpu.functions import differentiable
+from cufa.cpu.lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by
 from cufa.features.parts import ARRAYS

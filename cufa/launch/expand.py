@@ -1,15 +1,17 @@
-"""Keys or values of 8 bits in a cache -> launch of ``kernels/expand8.cu``."""
+"""Caches of 8 bits -> launches of ``kernels/expand8.cu`` and ``kernels/lse_mean.cu``."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from cufa.arrays import Array
+from cufa.launch.append import in_rows
 from cufa.launch.auxiliary import prepared, table, tensor
-from cufa.problem.held import Held
+from cufa.problem.tokens import Held
 from cufa.quantized.rows import kind_of
 from cufa.specs.expand8 import CHUNK, SPEC
 from cufa.specs.instance import Instance
+from cufa.specs.lse_mean import SPEC as LSE_MEAN
 
 
 def expand(held: Held, out: Array) -> None:
@@ -36,3 +38,35 @@ def expand(held: Held, out: Array) -> None:
     instance = Instance(SPEC.name, (out.dtype.name,), (kind_of(held.values).is_integer,))
     blocks = batch * heads * -(-seq // (SPEC.threads // chunks))
     prepared(instance, blocks, parameter)()
+
+
+def add_mean(lse: Array, q: Array, mean: Array, scale: float) -> None:
+    """Add scale * q . mean to log-sum-exps, on the current device and stream.
+
+    Parameters
+    ----------
+    lse : cupy.ndarray of float32, (batch, heads_q, seq)
+        Contiguous.
+    q : cupy.ndarray, (batch, heads_q, seq, head_dim)
+        Any strides.
+    mean : cupy.ndarray of float32, (batch, heads_kv, head_dim)
+        Rows are contiguous.
+    scale : float
+
+    Raises
+    ------
+    ValueError
+        q would be copied in a capture.
+    """
+    if not lse.size:
+        return
+    q = in_rows("q", q)
+    parameter = np.zeros(1, LSE_MEAN.params)
+    p = parameter[0]
+    p["q"], p["mean"] = tensor(q), tensor(mean)
+    p["lse"], p["scale"] = lse.data.ptr, scale
+    _, p["heads"], p["seq"], p["head_dim"] = q.shape
+    p["group"], p["rows"] = q.shape[1] // mean.shape[1], lse.size
+    rows_a_block = LSE_MEAN.threads // 32
+    instance = Instance(LSE_MEAN.name, (q.dtype.name,), ())
+    prepared(instance, -(-lse.size // rows_a_block), parameter)()
