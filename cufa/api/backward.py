@@ -182,34 +182,27 @@ def gradients_of(
     named = {**read, **tensors, **score_arrays, **into}
     wrt = check_wrt(given["wrt"], named, read)
     functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
-    problem, operands, lengths, shapes, view, ndim = checked(arguments, functions, xp)
-    dout, out, lse = check_results(forward, tensors["q"], shapes, xp)
-    results = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
-    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in lengths}}
+    call = checked(arguments, functions, xp)
+    dout, out, lse = check_results(forward, tensors["q"], call.shapes, xp)
+    of_lse = lse.reshape(call.operands.q.shape[:3])
+    results = Results(call.view(dout), call.view(out), of_lse)
+    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in call.lengths}}
     check_gradients(into, {**inputs, **functions.read}, xp)
-    operands = operands._replace(out=results.out)
     if xp is not np:
-        return gradients_on_gpu(
-            *(problem, operands, results, named),
-            tuple(given.get(name) for name in ARRAYS),
-            lengths,
-            functions,
-            wrt=wrt,
-            view=view,
-            ndim=ndim,
-            deterministic=deterministic,
-        )
+        arrays = tuple(given.get(name) for name in ARRAYS)
+        return gradients_on_gpu(call, results, named, arrays, functions, wrt, deterministic)
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     host_functions = differentiable(*mods, read.keys() & {*wrt}, tiles)
     for name, array in written.items():
         host_functions.check_apart(name, array)
     gradients = made(wrt, named, host_functions.is_called)
-    views = gradients.viewed(view, ndim)
-    if problem.kv == "Dense":
-        on_cpu(problem, operands, results, views, host_functions)
+    views = gradients.viewed(call.view, call.ndim)
+    whole = call.problem, call.operands._replace(out=results.out), results, views
+    if call.problem.kv == "Dense":
+        on_cpu(*whole, host_functions)
     else:
-        backward_of_lengths(problem, operands, results, views, lengths, host_functions)
+        backward_of_lengths(*whole, call.lengths, host_functions)
     return returned(wrt, gradients, named)
 
 
