@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable, whole_chunks
+from cufa.arrays import ALIGNMENT, Array, Ints, aligned_address, copied, readable, whole_chunks
 from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
@@ -41,7 +41,7 @@ _WAY_OUT = (
     "give a contiguous array whose rows are a multiple of 16 bytes, and a scale that is not "
     "negative"
 )
-_BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
+_SINKS = ARRAYS.index("sinks")
 
 
 class Tensors(NamedTuple):
@@ -122,7 +122,7 @@ def attention_backward(
     arrays = _taken(given, wanted, negative=problem.scale < 0)
     lse = results.lse if results.lse.flags.c_contiguous else _contiguous(results.lse)
     device_id = cupy.cuda.runtime.getDevice()
-    infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
+    infos = extras.infos
     key = (
         *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, not bias),
         forced,
@@ -150,13 +150,13 @@ def attention_backward(
         chains, sums = _cleared(plan, memory, others)
         addresses = (
             *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
-            _aligned(lse),
+            aligned_address(lse),
             *numbers,
             extras.arrays[_SINKS].data.ptr if sinks else 0,
             sinks[0].data.ptr if sinks else 0,
             chains,
             *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
-            *_addresses(extras, plan),
+            *extras.addresses(plan.variant),
         )
         for launch in call.launches:
             launch(*addresses)
@@ -179,33 +179,6 @@ def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> t
             gradient.fill(0)
         found.append(gradient if sums.place < 0 else memory[sums.place : sums.place + sums.size])
     return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
-
-
-def _info(place: int, array: Any) -> Any:
-    """Return shape, strides and dtype of an array of `Extras.flat`, or a `cufa.BlockMask`'s key."""
-    if array is None:
-        return None
-    return array.key if place == _BLOCK_MASK else (array.shape, array.strides, array.dtype)
-
-
-def _addresses(extras: Extras, plan: BackwardPlan) -> Ints:
-    """Return the addresses of the arrays that parts of the score read, and the seed."""
-    found = []
-    for i, array in enumerate(extras.flat):
-        if i == _BLOCK_MASK and array is not None:
-            array = array.lists(plan.variant)
-        found.append(0 if array is None else _aligned(array))
-    return (*found, *(() if extras.seed is None else (extras.seed,)))
-
-
-def _aligned(array: Array) -> int:
-    """Return an address that is a multiple of an element."""
-    address = int(array.data.ptr)
-    if address % array.itemsize:
-        raise ValueError(
-            f"an array of {array.dtype} begins within an element, at {address:#x}: give a copy"
-        )
-    return address
 
 
 def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) -> dict[str, Array]:

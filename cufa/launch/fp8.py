@@ -103,7 +103,7 @@ def attention(
 
     device_id = cupy.cuda.runtime.getDevice()
     arrays = [each.values for each in operands] + [out]
-    infos = tuple(a if a is None else (a.shape, a.strides, a.dtype) for a in extras.flat)
+    infos = extras.infos
     key = (
         *(plan, problem, device_id, ndim, infos),
         *((array.shape, array.strides) for array in arrays),
@@ -117,8 +117,7 @@ def attention(
         *(array.data.ptr for array in arrays),
         0 if lse is None else lse.data.ptr,
         *(each.scales.data.ptr for each in operands),
-        *(0 if array is None else array.data.ptr for array in extras.flat),
-        *(() if extras.seed is None else (extras.seed,)),
+        *extras.addresses(plan.tile),
     )
 
 
