@@ -21,10 +21,10 @@ from cufa.specs.append8 import SPEC as SPEC8
 from cufa.specs.instance import Instance
 from cufa.specs.structs import numbers_of
 
-_OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
-_TENSORS = (*SPEC.inputs, *SPEC.outputs, *SCALES, *MEANS)
-_ADDRESSES = (*map("{}.data".format, _TENSORS), "starts", "lengths", "table", "cos", "sin")
-_PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
+_ROWS = (*SPEC.inputs, *SPEC.outputs)
+_NAMES = (*_ROWS, "starts", "lengths", "table", "cos", "sin", *SCALES, *MEANS)  # of arrays
+_OFFSETS = {name.removesuffix(".data"): offset for name, offset, _ in numbers_of(PARAMS)}
+_PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_NAMES))
 _PREPARED = 256  # launches that are remembered
 _WARP = 32  # threads
 
@@ -80,20 +80,12 @@ def addresses(tokens: Tokens) -> tuple[int, ...]:
     return tuple(map(address, _arrays(tokens)))
 
 
-def _tensors(tokens: Tokens) -> dict[str, Array | None]:
-    """Return the arrays that have strides, by name: queries only where they are turned."""
-    tensors = {name: getattr(tokens, name) for name in _TENSORS}
-    return tensors if tokens.turned_q is not None else {**tensors, "q": None}
-
-
 def _arrays(tokens: Tokens) -> tuple[Array | None, ...]:
-    """Return the arrays of a launch, in the order of `_ADDRESSES`."""
-    turns = tokens.rotary
-    return (
-        *_tensors(tokens).values(),
-        *(tokens.starts, tokens.lengths, tokens.block_table),
-        *((None, None) if turns is None else (turns.cos, turns.sin)),
-    )
+    """Return the arrays of a launch, in the order of `_NAMES`."""
+    k, v, q, turned_q, k_cache, v_cache, starts, lengths, pages, turns, *scaled = tokens
+    q = None if turned_q is None else q  # queries pass by
+    tables = (None, None) if turns is None else (turns.cos, turns.sin)
+    return k, v, q, turned_q, k_cache, v_cache, starts, lengths, pages, *tables, *scaled
 
 
 def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
@@ -110,7 +102,7 @@ def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
     key: list[Any] = [device_id, tokens.k.dtype, tokens.k_cache.dtype]
     for array in _arrays(tokens):
         key.append(None if array is None else (array.shape, array.strides))
-    key += (address % ALIGNMENT == 0 for address in addresses(tokens))
+    key += (at % ALIGNMENT == 0 for at in addresses(tokens))
     key.append(tokens.rotary is not None and tokens.rotary.interleaved)
     known = tuple(key)
     return _prepared.get(known) or remember(_prepared, known, _made(tokens), _PREPARED)
@@ -160,8 +152,7 @@ def _instance_of(tokens: Tokens) -> Instance:
     steps = [tokens.k.shape[3] * size, tokens.v.shape[3] * size]
     if turns is not None:
         steps += turns.dim // 2 * size, turns.cos.data.ptr, turns.sin.data.ptr
-    tensors = _tensors(tokens)
-    rows = [tensors[name] for name in (*SPEC.inputs, *SPEC.outputs) if tensors[name] is not None]
+    rows = (array for array in _arrays(tokens)[: len(_ROWS)] if array is not None)
     whole = are_aligned(*rows) and all(step % ALIGNMENT == 0 for step in steps)
     arguments = ALIGNMENT // size if whole else 1, turns is not None and turns.interleaved
     if tokens.k_scale is None:
@@ -174,8 +165,9 @@ def _filled(tokens: Tokens) -> np.ndarray:
     """Return the kernel's parameter, but for the addresses."""
     parameter = np.zeros(1, PARAMS)
     p = parameter[0]
-    for name, array in _tensors(tokens).items():
-        p[name] = tensor(array)
+    arrays = dict(zip(_NAMES, _arrays(tokens), strict=True))
+    for name in (*_ROWS, *SCALES, *MEANS):
+        p[name] = tensor(arrays[name])
     _, p["heads_kv"], p["seq"], p["head_dim"] = tokens.k.shape
     p["head_dim_v"] = tokens.v.shape[3]
     p["heads_q"] = 0 if tokens.turned_q is None else tokens.turned_q.shape[1]
