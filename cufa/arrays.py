@@ -163,6 +163,16 @@ def as_bhsd(array: Array, layout: str) -> Array:
 # --- memory ---
 
 
+def aligned_address(array: Array) -> int:
+    """Return the address of a CuPy array, which must be a multiple of an element."""
+    address = int(array.data.ptr)
+    if address % array.itemsize:
+        raise ValueError(
+            f"an array of {array.dtype} begins within an element, at {address:#x}: give a copy"
+        )
+    return address
+
+
 def extent(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
     """Return where an array's memory begins and ends, in bytes from its first element."""
     if 0 in shape:

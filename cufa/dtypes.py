@@ -8,23 +8,6 @@ import ml_dtypes
 import numpy as np
 
 
-class PScale(NamedTuple):
-    """How P is scaled where row maxima are not always looked for.
-
-    See ``PScale`` of ``kernels/softmax.cuh``, which holds the same numbers with their reasons.
-
-    Attributes
-    ----------
-    at_max_log2 : int
-        log2 of P of a row's largest score.
-    max_sum_log2 : int
-        log2 of the most that a thread's part of a row sum may be.
-    """
-
-    at_max_log2: int
-    max_sum_log2: int
-
-
 class Dtype(NamedTuple):
     """An element type.
 
@@ -42,8 +25,6 @@ class Dtype(NamedTuple):
         log-sum-exp is returned, which is float32, as accurate as scores.
     tma : int or None
         The CUtensorMapDataType; None if no kernel reads such elements through tensor maps.
-    p_scale : PScale or None
-        None if all kernels look for row maxima.
     """
 
     name: str
@@ -53,7 +34,6 @@ class Dtype(NamedTuple):
     softcap: str
     softcap_with_lse: str
     tma: int | None = None
-    p_scale: PScale | None = None
 
     @property
     def numpy(self) -> np.dtype:
@@ -68,18 +48,8 @@ class Dtype(NamedTuple):
 DTYPES: dict[str, Dtype] = {
     row.name: row
     for row in (
-        Dtype(
-            *("float16", np.float16, 2, "float16"),
-            *("FineSoftcap", "FineSoftcap"),
-            tma=6,
-            p_scale=PScale(0, 15),
-        ),
-        Dtype(
-            *("bfloat16", ml_dtypes.bfloat16, 2, "bfloat16"),
-            *("Softcap", "FineSoftcap"),
-            tma=9,
-            p_scale=PScale(-31, 8),
-        ),
+        Dtype("float16", np.float16, 2, "float16", "FineSoftcap", "FineSoftcap", tma=6),
+        Dtype("bfloat16", ml_dtypes.bfloat16, 2, "bfloat16", "Softcap", "FineSoftcap", tma=9),
         Dtype("float32", np.float32, 4, "float", "ExactSoftcap", "ExactSoftcap"),
     )
 }

@@ -24,21 +24,19 @@ def table_name(device_name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name).strip("-")
 
 
-def user_path(device: Device, folder: Path | None = None) -> Path:
+def user_path(device: Device) -> Path:
     """Return where the user's table for a device is, or would be.
 
     Parameters
     ----------
     device : Device
-    folder : Path, optional
-        A cache folder other than the user's.
 
     Raises
     ------
     OSError
         As `disk_cache.folder`.
     """
-    return (folder or disk_cache.folder()) / "tuned" / f"{table_name(device.name)}.json"
+    return disk_cache.folder() / "tuned" / f"{table_name(device.name)}.json"
 
 
 def _ignored(path: Path, why: str) -> None:

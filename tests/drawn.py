@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import score_mods
+from drawn_values import DRAWINGS
 from reference import DTYPES, random_inputs
 from score_arrays import Sizes
 
@@ -155,8 +156,9 @@ class Drawn:
     def _draw_options(self) -> None:
         options = self.options
         for name, kind in VALUES.items():
-            if self._maybe(kind.LIKELY) and (not self.decodes or kind.PARTS[0].decodes):
-                options[name] = kind.draw(self._rng, self.seq_q, self.seq_kv)
+            likely, draw = DRAWINGS[name]
+            if self._maybe(likely) and (not self.decodes or kind.PARTS[0].decodes):
+                options[name] = draw(self._rng, self.seq_q, self.seq_kv)
         if self.decodes and options.get("causal") == "top-left":
             options["causal"] = True
         options.setdefault("causal", False)

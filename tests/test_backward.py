@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import score_arrays
 import score_mods
+from drawn_values import DRAWINGS
 from reference import DTYPES, oracle, random_inputs
 from reference_backward import ExpectedGradients, gradients_of
 
@@ -29,7 +30,7 @@ def features(rng: np.random.Generator, name: str, sizes: Any) -> Options:
         return score_mods.made(rng, name.removeprefix("function "), sizes, np.asarray)[0]
     if name in VALUES:
         drops = {"seed": 2**40 + 7} if name == "dropout_p" else {}
-        return {name: VALUES[name].draw(rng, sizes[3], sizes[4]), **drops}
+        return {name: DRAWINGS[name].draw(rng, sizes[3], sizes[4]), **drops}
     return score_arrays.options_of(rng, name, sizes)
 
 

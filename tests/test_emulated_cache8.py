@@ -17,7 +17,7 @@ from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
 from cufa.launch import expand as launch
-from cufa.problem.held import Held
+from cufa.problem.tokens import Held
 from cufa.quantized.rows import KINDS as ROWS
 from cufa.quantized.rows import numbers_of
 

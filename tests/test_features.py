@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_values import DRAWINGS
 from reference import assert_accepted, hidden_keys, random_inputs
 
 import cufa
@@ -97,7 +98,7 @@ def test_calls_that_differ_in_a_feature_are_told_apart(
     """And in the type of its argument, as True == 1."""
     if call is decode and name not in DECODED:
         pytest.skip("not for caches")
-    given = VALUES[name].draw(rng, 4, 4)
+    given = DRAWINGS[name].draw(rng, 4, 4)
     drops = name == "dropout_p"
     seed = {"seed": 5} if drops else {}
     alike = () if drops else (1, True, 1.0)  # others are refused at once
@@ -140,7 +141,7 @@ def test_two_forms_of_a_mask_agree(rng: np.random.Generator, name: str) -> None:
     """The range of keys that queries see, and the formula of the oracles."""
     for _ in range(40):
         seq_q, seq_kv = (int(n) for n in rng.integers(1, 70, 2))
-        given = VALUES[name].draw(rng, seq_q, seq_kv)
+        given = DRAWINGS[name].draw(rng, seq_q, seq_kv)
         shapes = (1, 1, seq_q, 8), (1, 1, seq_kv, 8), (1, 1, seq_kv, 8)
         problem = Problem.of_shapes(*shapes, **{name: given})
         first, end = problem.sees(slice(0, seq_q))
@@ -159,7 +160,7 @@ def test_a_feature_alone_on_the_cpu(rng: np.random.Generator, name: str) -> None
         pytest.skip("its own tests compare it")
     for sq, sk in ((40, 90), (90, 40), (5, 300)):
         q, k, v = random_inputs(rng, "float32", b=2, hq=4, hk=2, sq=sq, sk=sk, d=24)
-        options = {name: VALUES[name].draw(rng, sq, sk)}
+        options = {name: DRAWINGS[name].draw(rng, sq, sk)}
         out, lse = cufa.attention(q, k, v, return_lse=True, **options)
         assert_accepted(out, lse, q, k, v, **options)
 
@@ -168,7 +169,7 @@ def test_a_feature_alone_on_the_cpu(rng: np.random.Generator, name: str) -> None
 def test_a_problem_is_what_it_was_made_of(rng: np.random.Generator, name: str) -> None:
     """Its features can be told as plain values, and made of them again."""
     shape = (1, 1, 60, 8)
-    problem = Problem.of_shapes(shape, shape, shape, **{name: VALUES[name].draw(rng, 60, 60)})
+    problem = Problem.of_shapes(shape, shape, shape, **{name: DRAWINGS[name].draw(rng, 60, 60)})
     assert checked(problem) == problem
     assert hash(checked(problem)) == hash(problem)
     assert set(problem.score) <= PARTS.keys()

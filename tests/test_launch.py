@@ -435,7 +435,7 @@ def test_what_comes_again_is_remembered(rng: np.random.Generator) -> None:
 def test_tensor_maps_are_remembered(
     gpu: Gpu, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Arrays of an earlier shape, with others or not, have maps; too many go all at once."""
+    """Arrays of an earlier shape, with others or not, have maps; of too many the oldest go."""
     monkeypatch.setattr(loaded, "_MAPS", 8)
     for sq, sk, maps in ((5, 7, 2), (6, 7, 1), (5, 8, 1), (6, 8, 0), (6, 6, 1), (8, 7, 1)):
         encoded = len(gpu.driver.encoded)

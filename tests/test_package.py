@@ -155,7 +155,7 @@ def test_the_guide_says_how_far_a_nan_of_v_reaches(kernel: str) -> None:
 
 
 ROOMS = [
-    {"device", "dtypes", "arrays", "disk_cache", "optional"},
+    {"device", "dtypes", "arrays", "disk_cache", "optional", "remembered"},
     {"checks"},
     {"features"},
     {"specs", "quantized"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from cufa import device as devices
 from cufa.api import fp8_gpu
-from cufa.api.arguments import arguments_of, functions_on_cpu, parsed
+from cufa.api.arguments import Call, arguments_of, call_of, functions_on_cpu, on_cpu
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.fp8 import Rows, as_8_bits
 from cufa.api.options import (
@@ -23,10 +24,9 @@ from cufa.api.options import (
     Window,
 )
 from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
+from cufa.arrays import AnyArray, Array, ArrayT, array_module
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
-from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.window import NO_WINDOW
@@ -36,8 +36,6 @@ from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
-from cufa.problem.parse import restore_shape
-from cufa.problem.problem import Problem
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
@@ -315,21 +313,19 @@ def attention(
     if result is not None:
         return result
     fp8, arguments = as_8_bits(locals(), layout)
-    problem, operands, xp = _parsed(arguments, mods)
-    operands = operands._replace(seed=seed)
+    call, xp = _checked(arguments, mods)
     if xp is np:
         if fp8 is not None:
-            rows = Rows.padded(lengths_k, lengths_q)
-            problem, operands = fp8.applied(problem, operands, rows)
-        return _on_cpu(problem, operands, arguments)
+            call = fp8.applied(call, Rows.padded(lengths_k, lengths_q))
+        return on_cpu(call, arguments)
     if extras.lengths:
         on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
         extras = extras._replace(lengths=tuple(on_device))
     if fp8 is not None:
         rows = Rows.padded(*extras.lengths)
-        return fp8_gpu.attention(fp8, rows, problem, out, return_lse, layout, kernel, extras)
+        return fp8_gpu.attention(fp8, rows, call.problem, out, return_lse, layout, kernel, extras)
     return calls.run(
-        *(q, k, v, out, return_lse, options, extras, problem, layout, kernel),
+        *(q, k, v, out, return_lse, options, extras, call.problem, layout, kernel),
         batch_invariant=batch_invariant,
     )
 
@@ -372,8 +368,8 @@ def explain(
     if options["block_mask"] is not None:
         arguments["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
     fp8, arguments = as_8_bits(arguments, options["layout"])
-    problem, _, xp = _parsed(arguments)
-    check_dropout_seed(options["seed"], options["dropout_p"])
+    call, xp = _checked(arguments)
+    problem = call.problem
     if xp is np:
         functions_on_cpu(arguments)
         return cpu.plan(problem)
@@ -384,9 +380,9 @@ def explain(
     return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
 
 
-def _parsed(
+def _checked(
     arguments: Mapping[str, Any], mods: TracedFunctions | None = None
-) -> tuple[Problem, Operands, Any]:
+) -> tuple[Call, ModuleType]:
     """Check the arguments of a call, by name; return also the module that its arrays belong to.
 
     `mods` are the functions if they have been traced.
@@ -396,24 +392,4 @@ def _parsed(
     xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
     if mods is None:
         mods = NOTHING if xp is np else trace(arguments["score_mod"], arguments["mask_mod"])
-    return *parsed(arguments, mods, xp), xp
-
-
-def _on_cpu(problem: Problem, operands: Operands, arguments: Mapping[str, Any]) -> Any:
-    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
-    shape, lse_shape = restore_shape(problem, np.ndim(q), arguments["layout"])
-    if out is None:
-        out = np.empty(shape, q.dtype)
-        operands = operands._replace(out=as_bhsd(out, arguments["layout"]))
-    else:
-        functions.check_apart("out", out)
-    result = operands.out
-    if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=np.empty(result.shape, result.dtype))
-    if problem.kv == "Padded":
-        lse = attention_of_lengths(problem, operands, arguments, functions)
-    else:
-        _, lse = cpu.attention(problem, operands, functions)
-    if result is not operands.out:
-        result[...] = operands.out
-    return (out, lse.reshape(lse_shape)) if arguments["return_lse"] else out
+    return call_of(arguments, mods, xp), xp

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from cufa.api.arguments import parsed
+from cufa.api.arguments import Call, call_of
 from cufa.api.backward_gpu import gradients_on_gpu, traced
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.api.other_names import names_here
-from cufa.arrays import AnyArray, Array, ArrayT, Ints, Operands, as_bhsd, module_of_all
+from cufa.arrays import AnyArray, ArrayT, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu.backward import attention_backward as on_cpu
-from cufa.cpu.backward_lengths import backward_of_lengths
 from cufa.cpu.functions import differentiable
-from cufa.features.dropout import check_dropout, check_dropout_seed
+from cufa.cpu.lengths import backward_of_lengths
+from cufa.features.dropout import check_dropout
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.problem.extras import arrays_of
-from cufa.problem.parse import restore_shape
 from cufa.problem.parse_backward import (
     TENSORS,
     WRT,
@@ -33,7 +32,6 @@ from cufa.problem.parse_backward import (
     check_results,
     check_wrt,
 )
-from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
@@ -151,51 +149,12 @@ def attention_backward(
     >>> dbias.shape
     (8, 1, 100)
     """
-    return gradients_of(locals(), _call_of)
-
-
-class Call(NamedTuple):
-    """A call whose gradients are asked for, as far as dense and other arrays differ.
-
-    Attributes
-    ----------
-    problem : Problem
-    operands : Operands
-        With the seed of a dropout.
-    lengths : dict
-        The arrays that say how long sequences are, by argument, in order.
-    shapes : tuple
-        The shapes of the result and of its log-sum-exp.
-    view : callable
-        Makes a (batch, heads, seq, head_dim) view of an array of the caller's.
-    ndim : int
-        Axes of q, as parts of the score count them.
-    """
-
-    problem: Problem
-    operands: Operands
-    lengths: dict[str, Array | None]
-    shapes: tuple[Ints, Ints]
-    view: Callable[[Array], Array]
-    ndim: int
-
-
-def _call_of(arguments: Mapping[str, Any], functions: TracedFunctions, xp: ModuleType) -> Call:
-    problem, operands = parsed(arguments, functions, xp)
-    ndim, layout = len(arguments["q"].shape), arguments["layout"]
-    operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
-    lengths = ("lengths_k", "lengths_q") if problem.kv == "Padded" else ()
-    return Call(
-        *(problem, operands, {name: arguments[name] for name in lengths}),
-        restore_shape(problem, ndim, layout),
-        lambda x: as_bhsd(x, layout),
-        ndim,
-    )
+    return gradients_of(locals(), call_of)
 
 
 def gradients_of(
     given: Mapping[str, Any],
-    call_of: Callable[[Mapping[str, Any], TracedFunctions, ModuleType], Call],
+    checked: Callable[[Mapping[str, Any], TracedFunctions, ModuleType], Call],
 ) -> tuple[Any, ...]:
     """Compute gradients, whatever says how long sequences are.
 
@@ -203,7 +162,7 @@ def gradients_of(
     ----------
     given : mapping
         The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
-    call_of : callable
+    checked : callable
         Checks the arguments of the forward call. Called with the arguments by name, the caller's
         traced functions, and the module that arrays belong to.
     """
@@ -223,34 +182,27 @@ def gradients_of(
     named = {**read, **tensors, **score_arrays, **into}
     wrt = check_wrt(given["wrt"], named, read)
     functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
-    problem, operands, lengths, shapes, view, ndim = call_of(arguments, functions, xp)
-    dout, out, lse = check_results(forward, tensors["q"], shapes, xp)
-    results = Results(view(dout), view(out), lse.reshape(operands.q.shape[:3]))
-    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in lengths}}
+    call = checked(arguments, functions, xp)
+    dout, out, lse = check_results(forward, tensors["q"], call.shapes, xp)
+    of_lse = lse.reshape(call.operands.q.shape[:3])
+    results = Results(call.view(dout), call.view(out), of_lse)
+    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in call.lengths}}
     check_gradients(into, {**inputs, **functions.read}, xp)
-    operands = operands._replace(out=results.out)
     if xp is not np:
-        return gradients_on_gpu(
-            *(problem, operands, results, named),
-            tuple(given.get(name) for name in ARRAYS),
-            lengths,
-            functions,
-            wrt=wrt,
-            view=view,
-            ndim=ndim,
-            deterministic=deterministic,
-        )
+        arrays = tuple(given.get(name) for name in ARRAYS)
+        return gradients_on_gpu(call, results, named, arrays, functions, wrt, deterministic)
     refuse_kernel(kernel)
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     host_functions = differentiable(*mods, read.keys() & {*wrt}, tiles)
     for name, array in written.items():
         host_functions.check_apart(name, array)
     gradients = made(wrt, named, host_functions.is_called)
-    views = gradients.viewed(view, ndim)
-    if problem.kv == "Dense":
-        on_cpu(problem, operands, results, views, host_functions)
+    views = gradients.viewed(call.view, call.ndim)
+    whole = call.problem, call.operands._replace(out=results.out), results, views
+    if call.problem.kv == "Dense":
+        on_cpu(*whole, host_functions)
     else:
-        backward_of_lengths(problem, operands, results, views, lengths, host_functions)
+        backward_of_lengths(*whole, call.lengths, host_functions)
     return returned(wrt, gradients, named)
 
 

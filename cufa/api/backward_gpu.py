@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cufa.arrays import Array, Operands
+from cufa.api.arguments import Call
+from cufa.arrays import Array
 from cufa.features.expression.tracing import TracedFunctions, trace
 from cufa.launch import backward, calls
 from cufa.problem.extras import Extras
 from cufa.problem.parse_backward import TENSORS, WRT, Gradients, Results
-from cufa.problem.problem import Problem
 
 
 def traced(
@@ -37,40 +37,28 @@ def traced(
 
 
 def gradients_on_gpu(
-    problem: Problem,
-    operands: Operands,
+    call: Call,
     results: Results,
     given: Mapping[str, Any],
     arrays: tuple[Any, ...],
-    lengths: Mapping[str, Array | None],
     mods: TracedFunctions,
-    *,
     wrt: tuple[str, ...],
-    view: Callable[[Array], Array],
-    ndim: int,
     deterministic: bool,
 ) -> tuple[Array, ...]:
     """Compute gradients of a call that is legal.
 
     Parameters
     ----------
-    problem : Problem
-    operands : Operands
+    call : Call
     results : Results
     given : mapping
         The arrays that `wrt` may name, and dq, dk and dv: None for those that the caller has no
         place for.
     arrays : tuple
         Arrays that parts of the score read, in the order of `cufa.features.parts.ARRAYS`.
-    lengths : mapping
-        Arrays that say how long sequences are, by argument, in order.
     mods : TracedFunctions
         As in `traced`.
     wrt : tuple of str
-    view : callable
-        Makes a (batch, heads, seq, head_dim) view of one of `given`.
-    ndim : int
-        Axes of q, as parts of the score count them.
     deterministic : bool
 
     Returns
@@ -80,11 +68,12 @@ def gradients_on_gpu(
     """
     import cupy
 
+    problem, operands, view = call.problem, call.operands, call.view
     found: dict[str, Array] = {}
     for name in wrt:
         into = given.get(f"d{name}") if name in TENSORS else None  # a function may read a "dbias"
         found[name] = cupy.empty(given[name].shape, given[name].dtype) if into is None else into
-    there = tuple(calls.on_device(name, array) for name, array in lengths.items())
+    there = tuple(calls.on_device(name, array) for name, array in call.lengths.items())
     seed = operands.seed if "Dropout" in problem.score else None
     extras = Extras(arrays, there, mods.arrays, seed)
     views = Gradients(
@@ -95,5 +84,5 @@ def gradients_on_gpu(
         if name not in WRT and name not in mods.sums:  # the function only refers to it
             array.fill(0)
     tensors = backward.Tensors(operands.q, operands.k, operands.v)
-    backward.attention_backward(problem, tensors, results, views, extras, deterministic, ndim)
+    backward.attention_backward(problem, tensors, results, views, extras, deterministic, call.ndim)
     return tuple(found.values())

@@ -15,7 +15,6 @@ from cufa.cpu import block_mask as cpu
 from cufa.cpu.functions import checked
 from cufa.features.expression.tracing import indices_read, trace
 from cufa.features.user_functions import Blocks, MaskMod
-from cufa.launch import block_lists
 from cufa.launch import block_mask as launch
 from cufa.problem.extras import unlike
 from cufa.problem.problem import Problem
@@ -170,7 +169,7 @@ class BlockMask:
         found = self._lists.get(key)
         if found is None:
             sizes, tile = (self.seq_q, self.seq_kv), (variant.bm, variant.bn)
-            found = self._lists[key] = block_lists.made(self.kinds, self.block, sizes, tile)
+            found = self._lists[key] = launch.lists(self.kinds, self.block, sizes, tile)
         return found
 
     def __repr__(self) -> str:

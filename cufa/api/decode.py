@@ -201,76 +201,45 @@ def decode(
     """
     if other_names:
         refuse(decode, other_names)
-    return decode_padded(
-        q,
-        k_cache,
-        v_cache,
-        False,
-        lengths=lengths,
-        block_table=block_table,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        causal=causal,
-        window=window,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        scale=scale,
-        layout=layout,
-        out=out,
-        return_lse=return_lse,
-        num_splits=num_splits,
-        unified_max=unified_max,
-        kernel=kernel,
+    choices = (
+        *(causal, window, attention_chunk, softcap, scale, layout),
+        *(num_splits, unified_max, return_lse, kernel),
     )
+    others = lengths, block_table, k_scale, v_scale, alibi_slopes, sinks
+    return decode_padded(q, k_cache, v_cache, out, choices, others)
 
 
 def decode_padded(
     q: Array,
     k_cache: Array,
     v_cache: Array,
-    padded: bool,
-    *,
-    lengths: Array | None,
-    block_table: Array | None,
-    k_scale: Array | None = None,
-    v_scale: Array | None = None,
-    causal: bool,
-    window: Window,
-    attention_chunk: int | None,
-    softcap: float | None,
-    alibi_slopes: Array | None,
-    sinks: Array | None,
-    scale: float | None,
-    layout: str,
     out: Array | None,
-    return_lse: bool,
-    num_splits: int | None,
-    kernel: str | Variant | None,
-    unified_max: float | None = None,
+    choices: tuple[Any, ...],
+    others: tuple[Array | None, ...],
+    padded: bool = False,
 ) -> Any:
     """Decode as `decode`, over caches of which it may be known that kernels can read them.
 
     Parameters
     ----------
+    q, k_cache, v_cache, out
+        As in `decode`.
+    choices : tuple
+        The arguments of `decode` from `causal` on that are no arrays, in the order below.
+    others : tuple
+        Its other arrays, in the order below.
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
-    q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, causal, window, attention_chunk
-        As in `decode`.
-    softcap, alibi_slopes, sinks, scale, layout, out, return_lse, num_splits, kernel, unified_max
-        As in `decode`.
     """
+    causal, window, attention_chunk, softcap, scale, layout, *of_run = choices
+    num_splits, unified_max, return_lse, kernel = of_run
+    lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
         arrays = alibi_slopes, None, None, sinks, None  # as `ARRAYS`
         dtypes = tuple(map(calls.dtype_of, arrays))
-    choices = (
-        *(causal, window, attention_chunk, softcap, scale, layout),
-        *(num_splits, unified_max, return_lse, kernel),
-    )
     scales: tuple[Array | None, ...] = ()
     if not (k_scale is v_scale is None):
         scales = k_scale, v_scale

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.arguments import parsed
+from cufa.api.arguments import call_of
 from cufa.api.backward import read_by_function
 from cufa.api.backward_gpu import traced
 from cufa.api.block_mask import BlockMask, mask_mod_of
@@ -16,7 +16,7 @@ from cufa.arrays import AnyArray, array_module
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
 from cufa.cpu.functions import differentiable
-from cufa.features.dropout import check_dropout, check_dropout_seed
+from cufa.features.dropout import check_dropout
 from cufa.features.expression.tracing import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch.array_sums import wanted_of
@@ -86,12 +86,11 @@ def explain_backward(
         mask_mod = mask_mod_of(block_mask, mask_mod)
     xp = array_module(q, k, v, None)
     dropout_p = check_dropout(dropout_p)
-    check_dropout_seed(seed, dropout_p)
     score_arrays = arrays_of(locals())
     read = read_by_function(score_mod)
     wrt = check_wrt(wrt, {**read, "q": q, "k": k, "v": v, **score_arrays}, read)
     mods = NOTHING if xp is np else traced(wrt, score_mod, mask_mod, kernel=None)
-    problem, _ = parsed({**locals(), "return_lse": True}, mods, xp)
+    problem = call_of({**locals(), "return_lse": True}, mods, xp).problem
     if xp is np:
         differentiable(score_mod, mask_mod, read.keys() & {*wrt})
         return cpu.plan(problem)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cufa.api.arguments import Call
 from cufa.api.quantize import quantized
-from cufa.arrays import Array, Operands, module_of, module_of_all
+from cufa.arrays import Array, module_of, module_of_all
 from cufa.checks import check_dtype, shown_dtype
 from cufa.dtypes import DTYPES
-from cufa.problem.problem import Problem
 from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
 
@@ -151,7 +151,7 @@ class Fp8:
             for name, x in self.given.items()
         }
 
-    def applied(self, problem: Problem, operands: Operands, rows: Rows) -> tuple[Problem, Operands]:
+    def applied(self, call: Call, rows: Rows) -> Call:
         """Return a call on NumPy arrays `like` these as that of these.
 
         Raises
@@ -163,7 +163,7 @@ class Fp8:
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        arrays = self.arrays(rows)
+        arrays, problem = self.arrays(rows), call.problem
         for name, x in arrays.items():
             offsets = x.cu_seqlens
             if offsets is not None and not np.array_equal(offsets, rows.cu_seqlens[name]):
@@ -176,8 +176,10 @@ class Fp8:
             product = q.reshape(batch, heads_kv, rows, columns) @ mean[..., None]
             q = np.concatenate([q, product.reshape(*q.shape[:3], 1)], axis=3)
             k = np.concatenate([k, np.ones((*k.shape[:3], 1), np.float32)], axis=3)
-        problem = problem._replace(precision="fp8", head_dim=q.shape[3])
-        return problem, operands._replace(q=q, k=k, v=v[..., : problem.head_dim_v])
+        return call._replace(
+            problem=problem._replace(precision="fp8", head_dim=q.shape[3]),
+            operands=call.operands._replace(q=q, k=k, v=v[..., : problem.head_dim_v]),
+        )
 
 
 def _check_precision(precision: object) -> None:

@@ -12,7 +12,7 @@ from cufa.arrays import ALIGNMENT, Array, as_bhsd, padded, readable
 from cufa.checks import check_apart, check_devices
 from cufa.dtypes import DTYPES
 from cufa.launch import fp8 as launch
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing
 from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.problem.extras import Extras
 from cufa.problem.parse import restore_shape

@@ -51,9 +51,5 @@ def names_here(function: _F) -> _F:
 def refuse(function: Callable[..., Any], names: Iterable[str]) -> NoReturn:
     """Raise the TypeError of names that a function does not know."""
     name, called = next(iter(names)), function.__name__
-    raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{instead_of(name)}")
-
-
-def instead_of(name: str) -> str:
-    """Return what to write in place of another library's name, for the end of a message."""
-    return f": here it is {_HERE[name]}" if name in _HERE else ""
+    here = f": here it is {_HERE[name]}" if name in _HERE else ""
+    raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{here}")

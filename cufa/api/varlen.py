@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from cufa import device as devices
 from cufa.api import fp8_gpu
-from cufa.api.arguments import arguments_of, functions_on_cpu
+from cufa.api.arguments import Call, arguments_of, functions_on_cpu, on_cpu
 from cufa.api.fp8 import Rows, as_8_bits
 from cufa.api.options import (
     Causal,
@@ -21,10 +22,9 @@ from cufa.api.options import (
     Window,
 )
 from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, Operands, array_module, as_bhsd
+from cufa.arrays import AnyArray, Array, ArrayT, array_module, as_bhsd
 from cufa.checks import check_devices, check_dtypes, check_flag, check_out, check_size
 from cufa.cpu import attention as cpu_attention
-from cufa.cpu.lengths import attention_of_lengths
 from cufa.features import values_of
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
@@ -247,11 +247,13 @@ def attention_varlen(
     arguments = locals()
     check_flag("return_lse", return_lse)
     fp8, arguments = as_8_bits(arguments, "thd")
-    problem, operands, lengths, xp = parsed(arguments, mods)
+    xp = _module_of(arguments)
+    call = call_of(arguments, mods, xp)
+    problem, lengths = call.problem, call.lengths
     if xp is np:
         if fp8 is not None:
-            problem, operands = fp8.applied(problem, operands, Rows.varlen(**lengths))
-        return _on_cpu(problem, operands, arguments, lengths)
+            call = fp8.applied(call, Rows.varlen(**lengths))
+        return on_cpu(call, arguments)
     if fp8 is not None:
         fp8_gpu.planned(fp8, problem, kernel)
     if problem.sequences == 0:
@@ -309,7 +311,8 @@ def explain_varlen(
     fp8, arguments = as_8_bits(arguments, "thd")
     is_on_host = isinstance(arguments["q"], np.ndarray)
     mods = NOTHING if is_on_host else trace(options["score_mod"], options["mask_mod"])
-    problem, _, _, xp = parsed(arguments, mods)
+    xp = _module_of(arguments)
+    problem = call_of(arguments, mods, xp).problem
     if xp is np:
         functions_on_cpu(options)
         return cpu_attention.plan(problem.alike)
@@ -319,10 +322,12 @@ def explain_varlen(
     return Planner(problem, device, options["kernel"]).explained(problem)
 
 
-def parsed(
-    arguments: Mapping[str, Any], mods: TracedFunctions
-) -> tuple[Problem, Operands, dict[str, Array | None], Any]:
-    """Check a call's arguments.
+def _module_of(arguments: Mapping[str, Any]) -> ModuleType:
+    return array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
+
+
+def call_of(arguments: Mapping[str, Any], mods: TracedFunctions, xp: ModuleType) -> Call:
+    """Check a call's arguments. Lengths that are on the host become int32.
 
     Parameters
     ----------
@@ -330,18 +335,10 @@ def parsed(
         The arguments of `attention_varlen`, by name.
     mods : TracedFunctions
         The caller's functions, traced.
-
-    Returns
-    -------
-    Problem
-    Operands
-    dict
-        The arrays named in `LENGTHS`, as int32 if they are on the host.
-    module
+    xp : module
         The module that the arrays belong to.
     """
     arrays = {name: arguments[name] for name in ("q", "k", "v", "out")}
-    xp = array_module(*arrays.values())
     for name, array in arrays.items():
         if array is not None and array.ndim != 3:
             raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
@@ -361,7 +358,7 @@ def parsed(
         read = {**of_score, **lengths, **mods.read}
         inputs = {name: array for name, array in read.items() if array is not None}
         check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **inputs})
-        operands = operands._replace(out=as_bhsd(out[None], LAYOUT))
+        operands = operands._replace(out=_of_one(out))
     longest_q, longest_k = (
         _longest(name, arguments[name]) for name in ("max_seqlen_q", "max_seqlen_k")
     )
@@ -374,7 +371,14 @@ def parsed(
         if of_score[name] is not None and _ANY in (longest_q, longest_k):
             raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
     reads, views = parse_score_arrays(of_score, mods, 4, problem.sizes, xp)
-    return problem.reading(*reads), operands._replace(score_arrays=views), lengths, xp
+    shapes = (*q.shape[:2], v.shape[2]), (problem.heads_q, problem.seq_q)
+    operands = operands._replace(score_arrays=views)
+    return Call(problem.reading(*reads), operands, lengths, shapes, _of_one, ndim=4)
+
+
+def _of_one(array: Array) -> Array:
+    """View (total, heads, head_dim) as one sequence, (1, heads, total, head_dim)."""
+    return as_bhsd(array[None], LAYOUT)
 
 
 def _longest(name: str, most: int | None) -> int:
@@ -408,24 +412,3 @@ def _cleared(
     most = _ANY if longest is None else int(longest)
     clear_rows(made if out is None else None, lse, offsets, most)
     return result
-
-
-def _on_cpu(
-    problem: Problem,
-    operands: Operands,
-    arguments: Mapping[str, Any],
-    lengths: Mapping[str, Any],
-) -> Any:
-    functions, q, out = functions_on_cpu(arguments), arguments["q"], arguments["out"]
-    if out is None:
-        out = np.empty((*q.shape[:2], problem.head_dim_v), q.dtype)
-        operands = operands._replace(out=out.swapaxes(0, 1)[None])
-    else:
-        functions.check_apart("out", out)
-    result = operands.out
-    if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=result.copy())
-    lse = attention_of_lengths(problem, operands, lengths, functions)
-    if result is not operands.out:
-        result[...] = operands.out
-    return (out, lse[0]) if arguments["return_lse"] else out

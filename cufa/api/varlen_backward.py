@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
 
-from cufa.api.backward import Call, gradients_of
+from cufa.api.backward import gradients_of
 from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.other_names import names_here
-from cufa.api.varlen import LAYOUT, parsed
-from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
-from cufa.features.expression.tracing import TracedFunctions
+from cufa.api.varlen import call_of
+from cufa.arrays import AnyArray, ArrayT
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse_backward import TENSORS
 from cufa.specs.variant import Variant
@@ -104,16 +101,4 @@ def attention_varlen_backward(
     >>> [x.shape for x in found]
     [(160, 8, 64), (160, 8, 64), (160, 8, 64)]
     """
-    return gradients_of(locals(), _call_of)
-
-
-def _call_of(arguments: Mapping[str, Any], functions: TracedFunctions, xp: ModuleType) -> Call:
-    problem, operands, lengths, _ = parsed(arguments, functions)
-    (total, heads, _), head_dim_v = arguments["q"].shape, arguments["v"].shape[2]
-    shapes = (total, heads, head_dim_v), (heads, total)
-    return Call(problem, operands, lengths, shapes, _of_one, ndim=4)
-
-
-def _of_one(array: Array) -> Array:
-    """View (total, heads, head_dim) as one sequence, (1, heads, total, head_dim)."""
-    return as_bhsd(array[None], LAYOUT)
+    return gradients_of(locals(), call_of)

@@ -252,29 +252,13 @@ class Cache(Layers):
                 f"{name} must be None where the cache is smooth: scores lack what the mean of the "
                 "keys adds to each; make the cache with smooth=False"
             )
-        found = decode_padded(
-            q,
-            held.k,
-            held.v,
-            True,
-            lengths=held.lengths,
-            block_table=held.block_table,
-            k_scale=held.k_scale,
-            v_scale=held.v_scale,
-            causal=causal,
-            window=window,
-            attention_chunk=attention_chunk,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            scale=scale,
-            layout=self._store.layout,
-            out=out,
-            return_lse=return_lse,
-            num_splits=num_splits,
-            unified_max=unified_max,
-            kernel=kernel,
+        choices = (
+            *(causal, window, attention_chunk, softcap, scale, self._store.layout),
+            *(num_splits, unified_max, return_lse, kernel),
         )
+        scales = held.k_scale, held.v_scale
+        others = held.lengths, held.block_table, *scales, alibi_slopes, sinks
+        found = decode_padded(q, held.k, held.v, out, choices, others, padded=True)
         if held.k_mean is not None and return_lse:
             held.add_mean(found[1], q, check_scale(scale, q.shape[3]))
         return found

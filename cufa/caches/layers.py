@@ -12,11 +12,9 @@ from cufa.caches.sequences import Sequences
 from cufa.caches.store import Store
 from cufa.caches.writer import Writer
 from cufa.checks import check_size
-from cufa.cpu import expand as cpu_expand
-from cufa.launch import expand as launch_expand
-from cufa.launch import lse_mean as launch_mean
-from cufa.problem.held import Held
-from cufa.problem.tokens import Tokens
+from cufa.cpu import expand as cpu
+from cufa.launch import expand as launch
+from cufa.problem.tokens import Held, Tokens
 
 
 class Layer:
@@ -81,9 +79,9 @@ class Layer:
             whole = store.xp.empty((self._sequences, *rows, whole_chunks(dim, 1)), dtype)
             out = as_bhsd(whole, store.layout)
             if store.xp is np:
-                cpu_expand.expand(its, out[..., :dim])
+                cpu.expand(its, out[..., :dim])
             else:
-                launch_expand.expand(its, out)
+                launch.expand(its, out)
             found.append(whole[..., :dim])
         return found[0], found[1]
 
@@ -98,7 +96,7 @@ class Layer:
         scale : float
             The factor of scores.
         """
-        add = cpu_expand.add_mean if self._store.xp is np else launch_mean.add_mean
+        add = cpu.add_mean if self._store.xp is np else launch.add_mean
         add(lse, as_bhsd(q, self._store.layout), self.k_mean, scale)
 
 

@@ -18,7 +18,7 @@ from cufa.api.rotary import Rotary
 from cufa.arrays import Array, whole_chunks
 from cufa.caches.outbox import Outbox
 from cufa.caches.pages import Pages, Taken
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing
 from cufa.quantized.rows import Kind
 
 

@@ -15,8 +15,9 @@ from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
 from cufa.launch.launch import Launches, PreparedLaunch
-from cufa.launch.signature import Key, remember
+from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
+from cufa.remembered import remember
 
 _KINDS = 64  # of tokens that are remembered
 

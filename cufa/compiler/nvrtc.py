@@ -145,20 +145,6 @@ def _compiled(variant: Variant | Instance, options: tuple[str, ...]) -> Iterator
         nvrtc.destroyProgram(program)
 
 
-def uncached(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options for what is compiled, and not taken from the driver's cache.
-
-    A kernel from that cache has no log.
-
-    Parameters
-    ----------
-    options : tuple of str
-        Such as those of `common_options`, and an architecture.
-    """
-    options = (*options, *CUPYS_OPTIONS)
-    return (*options, "--no-cache") if version() >= _CACHES else options
-
-
 def compile_variant(variant: Variant | Instance, arch: str) -> Compiled:
     """Compile a variant for any architecture, such as "sm_86" or "sm_90a"; needs NVRTC but no GPU.
 
@@ -170,7 +156,10 @@ def compile_variant(variant: Variant | Instance, arch: str) -> Compiled:
     """
     nvrtc = _nvrtc()
 
-    options = (*uncached((*common_options(), f"-arch={arch}")), "--ptxas-options=-v")
+    options = (*common_options(), f"-arch={arch}", *CUPYS_OPTIONS)
+    if version() >= _CACHES:
+        options = (*options, "--no-cache")  # a kernel from the driver's cache has no log
+    options = (*options, "--ptxas-options=-v")
     with _compiled(variant, options) as program:
         cubin, log = elf.whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
 

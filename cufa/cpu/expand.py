@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.problem.held import Held
+from cufa.problem.tokens import Held
 from cufa.quantized.rows import numbers_of
 
 

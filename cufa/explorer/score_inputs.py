@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.api.block_mask import BlockMask
-from cufa.arrays import Array, ArrayInfo, Ints
+from cufa.arrays import Array
 from cufa.features import READINGS
 from cufa.features.dropout import Dropout, kept
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
@@ -21,7 +21,6 @@ from cufa.features.parts import ARRAYS, part_named
 from cufa.features.user_functions import Blocks
 from cufa.problem.extras import Extras, all_axes
 from cufa.problem.problem import Problem
-from cufa.specs.variant import Variant
 
 DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
 """The arguments that are arrays; `drawn` makes random ones."""
@@ -72,27 +71,12 @@ class ScoreInputs(NamedTuple):
             )
         return self._replace(arrays=arrays, block_mask=tiles)
 
-    @property
-    def extras(self) -> Extras:
-        """Shape, strides and dtype of the arrays."""
-        infos: list[Any] = [
-            None if name not in self.arrays else _info(self.arrays[name]) for name in ARRAYS
-        ]
-        if self.block_mask is not None:
-            infos[ARRAYS.index("block_mask")] = self.block_mask.key
-        return Extras(tuple(infos), mods=tuple(map(_info, self.traced.arrays)))
-
-    def addresses(self, problem: Problem, variant: Variant) -> Ints:
-        """Return the addresses that a launch of a variant is given."""
-        pointers = [self.arrays[name].data.ptr if name in self.arrays else 0 for name in ARRAYS]
-        if self.block_mask is not None and problem.of(Blocks) is not None:
-            lists = self.block_mask.lists(variant)
-            pointers[ARRAYS.index("block_mask")] = lists.data.ptr
-        return *pointers, *(array.data.ptr for array in self.traced.arrays), self.seed
-
-
-def _info(array: Array) -> ArrayInfo:
-    return ArrayInfo(array.shape, array.strides, array.dtype)
+    def extras(self, problem: Problem) -> Extras:
+        """Return them as a launch is given them."""
+        arrays: dict[str, Any] = dict(self.arrays)
+        if problem.of(Blocks) is not None:
+            arrays["block_mask"] = self.block_mask
+        return Extras(tuple(map(arrays.get, ARRAYS)), mods=self.traced.arrays, seed=self.seed)
 
 
 def drawn(problem: Problem, xp: Any) -> ScoreInputs:

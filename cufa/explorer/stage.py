@@ -94,7 +94,8 @@ class Stage:
         """
         chosen = plan_tiles(self._problem, self._device, variant)
         function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
-        extras = self.inputs.extras
+        given = self.inputs.extras(self._problem)
+        extras = given.described(given.infos)
         loaded = LoadedKernel(variant, function, self.xp.cuda.runtime.getDevice(), extras)
         shapes = tuple(x.shape for x in self._taken)
         strides = tuple(x.strides for x in self._taken)
@@ -102,8 +103,7 @@ class Stage:
         numbers = placed(self._problem.reads, self.inputs.ndim, self._problem.sizes, extras)
         run = loaded.prepared(chosen, self._problem, shapes, strides, q, numbers, extras)
         workspace = self.xp.empty(chosen.workspace_floats, np.float32)
-        addresses = self.inputs.addresses(self._problem, variant)
-        inputs = (workspace.data.ptr,) if chosen.workspace_floats else addresses
+        inputs = (workspace.data.ptr,) if chosen.workspace_floats else given.addresses(variant)
         return lambda: run(q, k, v, out, 0, *inputs)
 
     def run(self, call: Call) -> None:

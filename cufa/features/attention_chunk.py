@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from cufa.arrays import Array
 from cufa.checks import check_integer
 from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
@@ -92,8 +90,3 @@ class AttentionChunk(Value):
     def hides(given: Any, at: Places, xp: Any) -> Array | None:
         """Return where a key is in another chunk."""
         return at.j // given != (at.j - at.ahead) // given
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Draw a size: a few keys, or up to more than there are."""
-        return int(rng.integers(1, [20, 20, seq_kv + 20][rng.integers(3)]))

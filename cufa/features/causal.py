@@ -31,7 +31,6 @@ class Causal(Value):
 
     ARGUMENT: ClassVar[str] = "causal"
     DEFAULT: ClassVar[object] = False
-    LIKELY: ClassVar[float] = 0.5
     PARTS: ClassVar[tuple[Part, ...]] = (
         Part("Causal", "causal", right_edge=True, decodes=True),
         Part("TopLeft", "causal", right_edge=True),
@@ -79,8 +78,3 @@ class Causal(Value):
         if not given:
             return None
         return at.j > at.i if given == "top-left" else at.ahead > 0
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Draw one, bottom-right mostly."""
-        return [True, True, "top-left"][rng.integers(3)]

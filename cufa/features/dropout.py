@@ -59,7 +59,6 @@ class Dropout(Value):
 
     ARGUMENT: ClassVar[str] = "dropout_p"
     DEFAULT: ClassVar[object] = 0.0
-    LIKELY: ClassVar[float] = 0.2
     OPTION: ClassVar[Option | None] = Option(
         "--dropout", "P", "the share of the weights that is dropped", float
     )
@@ -102,11 +101,6 @@ class Dropout(Value):
             numbers = of_sequence[:1, 0], of_sequence[:, 1]
             keeps = kept(self.p, tile.seed, *numbers, queries, tile.keys, np)
             rP[i] *= keeps.reshape(rP[i].shape)
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Draw few or many."""
-        return [0.1, 0.5][rng.integers(2)]
 
 
 def threshold(dropout_p: float) -> int:

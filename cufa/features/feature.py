@@ -229,13 +229,10 @@ class Value(Feature):
         Its option of the command line.
     DEFAULT : object
         Default of the argument.
-    LIKELY : float
-        How likely a random call of the tests has it.
     """
 
     OPTION: ClassVar[Option | None] = None
     DEFAULT: ClassVar[object] = None
-    LIKELY: ClassVar[float] = 0.3
 
     @property
     def given(self) -> object:
@@ -258,11 +255,6 @@ class Value(Feature):
 
     def settle(self, found: dict[str, Value]) -> None:
         """Bring features of a call, by argument, to one form if several forms say the same."""
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Return a random argument, for tests."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,3 @@ class Softcap(Value):
         """Return bounded scores."""
         number = scores.dtype.type
         return number(given) * xp.tanh(scores / number(given))
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Draw a bound, of few scores or of all."""
-        return [0.05, 1.0, 5.0, 20.0, 50.0, 1000.0][rng.integers(6)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from cufa.arrays import Array
 from cufa.checks import check_integer
 from cufa.features.causal import Causal
@@ -146,12 +144,3 @@ class Window(Value):
         """Return where a key is beyond one of the bounds."""
         left, right = (at.seq_q + at.seq_kv if edge is None else edge for edge in given)
         return (at.ahead < -left) | (at.ahead > right)
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, seq_q: int, seq_kv: int) -> Any:
-        """Draw bounds: none, a near one or a far one."""
-        far = rng.integers(0, max(seq_q, seq_kv) + 1, 2).tolist()
-        near = rng.integers(0, 20, 2).tolist()
-        choices = ((None, *at) for at in zip(near, far, strict=True))
-        left, right = (each[rng.integers(len(each))] for each in choices)
-        return left, right

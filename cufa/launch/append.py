@@ -7,25 +7,24 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
-from cufa.launch.counters import is_capturing
-from cufa.launch.launch import Launches, PreparedLaunch, ready
-from cufa.launch.signature import Key, remember
+from cufa.launch.auxiliary import address, are_aligned, table, tensor
+from cufa.launch.auxiliary import prepared as launch_of
+from cufa.launch.capture import refuse_copy
+from cufa.launch.launch import Launches, PreparedLaunch
+from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
+from cufa.remembered import remember
 from cufa.specs import means8
 from cufa.specs.append import MEANS, PARAMS, SCALES, SPEC
 from cufa.specs.append8 import SPEC as SPEC8
 from cufa.specs.instance import Instance
 from cufa.specs.structs import numbers_of
 
-_TENSORS = (*SPEC.inputs, *SPEC.outputs)
-_OFFSETS = {name: offset for name, offset, _ in numbers_of(PARAMS)}
-_ADDRESSES = (
-    *map("{}.data".format, _TENSORS),
-    *("starts", "lengths", "table", "cos", "sin"),
-    *map("{}.data".format, (*SCALES, *MEANS)),
-)
-_PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_ADDRESSES))
+_ROWS = (*SPEC.inputs, *SPEC.outputs)
+_NAMES = (*_ROWS, "starts", "lengths", "table", "cos", "sin", *SCALES, *MEANS)  # of arrays
+_OFFSETS = {name.removesuffix(".data"): offset for name, offset, _ in numbers_of(PARAMS)}
+_PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_NAMES))
 _PREPARED = 256  # launches that are remembered
 _WARP = 32  # threads
 
@@ -78,20 +77,15 @@ def append(tokens: Tokens) -> None:
 
 def addresses(tokens: Tokens) -> tuple[int, ...]:
     """Return what a launch is given: the addresses of k, v, q, turned_q and then of the layer."""
-    known = (0 if array is None else array.data.ptr for array in _arrays(tokens))
-    return tuple(known)
+    return tuple(map(address, _arrays(tokens)))
 
 
 def _arrays(tokens: Tokens) -> tuple[Array | None, ...]:
-    """Return the arrays of a launch, in the order of `_ADDRESSES`."""
-    turns = tokens.rotary
-    q = None if tokens.turned_q is None else tokens.q  # else queries pass by
-    return (
-        *(tokens.k, tokens.v, q, tokens.turned_q, tokens.k_cache, tokens.v_cache),
-        *(tokens.starts, tokens.lengths, tokens.block_table),
-        *((None, None) if turns is None else (turns.cos, turns.sin)),
-        *(tokens.k_scale, tokens.v_scale, tokens.k_mean),
-    )
+    """Return the arrays of a launch, in the order of `_NAMES`."""
+    k, v, q, turned_q, k_cache, v_cache, starts, lengths, pages, turns, *scaled = tokens
+    q = None if turned_q is None else q  # queries pass by
+    tables = (None, None) if turns is None else (turns.cos, turns.sin)
+    return k, v, q, turned_q, k_cache, v_cache, starts, lengths, pages, *tables, *scaled
 
 
 def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
@@ -108,7 +102,7 @@ def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
     key: list[Any] = [device_id, tokens.k.dtype, tokens.k_cache.dtype]
     for array in _arrays(tokens):
         key.append(None if array is None else (array.shape, array.strides))
-    key += (address % ALIGNMENT == 0 for address in addresses(tokens))
+    key += (at % ALIGNMENT == 0 for at in addresses(tokens))
     key.append(tokens.rotary is not None and tokens.rotary.interleaved)
     known = tuple(key)
     return _prepared.get(known) or remember(_prepared, known, _made(tokens), _PREPARED)
@@ -126,20 +120,15 @@ def in_rows(name: str, array: Array) -> Array:
         return array
     import cupy
 
-    if is_capturing():
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
-            "call that is captured into a CUDA graph has no place: give an array whose last axis "
-            "is contiguous"
-        )
+    refuse_copy(name, array, "give an array whose last axis is contiguous")
     return cupy.ascontiguousarray(array)
 
 
 def _made(tokens: Tokens) -> PreparedLaunch | Launches:
     """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
-    instance = instance_of(tokens)
-    parameter = filled(tokens)
+    instance = _instance_of(tokens)
+    parameter = _filled(tokens)
     p, elements = parameter[0], instance.arguments[0]
     units = (int(p["head_dim"]) - int(p["rotary_dim"]) // 2) // elements
     of_queries, heads_kv = int(p["heads_q"]) * units, int(p["heads_kv"])
@@ -150,67 +139,41 @@ def _made(tokens: Tokens) -> PreparedLaunch | Launches:
     else:
         items = of_queries + heads_kv * (units + int(p["head_dim_v"]) // elements)
         grid = batch * seq, -(-items // SPEC.threads)
-    appends = PreparedLaunch(ready(instance, grid, SPEC.threads), parameter, _PLACES)
+    appends = launch_of(instance, grid, parameter, _PLACES)
     if tokens.k_mean is None:
         return appends
     first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
-    threads = means8.SPEC.threads
-    launch = ready(first, batch * heads_kv, threads, first.smem_bytes)
-    return Launches((PreparedLaunch(launch, parameter, _PLACES), appends))
+    return Launches((launch_of(first, batch * heads_kv, parameter, _PLACES), appends))
 
 
-def _tensors(tokens: Tokens) -> list[tuple[str, Array]]:
-    """Return the arrays that a launch takes, by name: queries only where they are turned."""
-    arrays = [(name, getattr(tokens, name)) for name in _TENSORS]
-    return [
-        (name, array) for name, array in arrays if tokens.turned_q is not None or "q" not in name
-    ]
-
-
-def instance_of(tokens: Tokens) -> Instance:
+def _instance_of(tokens: Tokens) -> Instance:
     """Return the instantiation that reads and writes the most at once that all arrays allow."""
-    elements = ALIGNMENT // tokens.k.itemsize
-    steps = [tokens.k.shape[3] * tokens.k.itemsize, tokens.v.shape[3] * tokens.v.itemsize]
-    for _, array in _tensors(tokens):
-        steps.append(array.data.ptr)
-        axes = zip(array.shape[:3], array.strides[:3], strict=True)
-        steps += [step for n, step in axes if n > 1]
-    interleaved = False
-    if tokens.rotary is not None:
-        interleaved = tokens.rotary.interleaved
-        steps += [tokens.rotary.dim // 2 * tokens.k.itemsize]
-        steps += [tokens.rotary.cos.data.ptr, tokens.rotary.sin.data.ptr]
-    whole = all(step % ALIGNMENT == 0 for step in steps)
-    types, arguments = (tokens.k.dtype.name,), (elements if whole else 1, interleaved)
+    size, turns = tokens.k.itemsize, tokens.rotary
+    steps = [tokens.k.shape[3] * size, tokens.v.shape[3] * size]
+    if turns is not None:
+        steps += turns.dim // 2 * size, turns.cos.data.ptr, turns.sin.data.ptr
+    rows = (array for array in _arrays(tokens)[: len(_ROWS)] if array is not None)
+    whole = are_aligned(*rows) and all(step % ALIGNMENT == 0 for step in steps)
+    arguments = ALIGNMENT // size if whole else 1, turns is not None and turns.interleaved
     if tokens.k_scale is None:
-        return Instance(SPEC.name, types, arguments)
+        return Instance(SPEC.name, (tokens.k.dtype.name,), arguments)
     is_integer = kind_of_rows(tokens.k_cache).is_integer
-    return Instance(SPEC8.name, types, (*arguments, is_integer))
+    return Instance(SPEC8.name, (tokens.k.dtype.name,), (*arguments, is_integer))
 
 
-def filled(tokens: Tokens) -> np.ndarray:
-    """Return the kernel's parameter."""
+def _filled(tokens: Tokens) -> np.ndarray:
+    """Return the kernel's parameter, but for the addresses."""
     parameter = np.zeros(1, PARAMS)
     p = parameter[0]
-    tensors = _tensors(tokens)
-    if tokens.k_scale is not None:
-        tensors += (("k_scale", tokens.k_scale), ("v_scale", tokens.v_scale))
-    if tokens.k_mean is not None:
-        tensors += (("k_mean", tokens.k_mean[:, :, None]),)
-    for name, array in tensors:
-        steps = (step // array.itemsize for step in array.strides[:3])
-        p[name] = (array.data.ptr, *steps)
-    p["starts"], p["lengths"] = tokens.starts.data.ptr, tokens.lengths.data.ptr
+    arrays = dict(zip(_NAMES, _arrays(tokens), strict=True))
+    for name in (*_ROWS, *SCALES, *MEANS):
+        p[name] = tensor(arrays[name])
     _, p["heads_kv"], p["seq"], p["head_dim"] = tokens.k.shape
     p["head_dim_v"] = tokens.v.shape[3]
     p["heads_q"] = 0 if tokens.turned_q is None else tokens.turned_q.shape[1]
     if tokens.rotary is not None:
-        p["cos"], p["sin"] = tokens.rotary.cos.data.ptr, tokens.rotary.sin.data.ptr
         p["rotary_dim"], p["positions"] = tokens.rotary.dim, tokens.rotary.positions
     p["pages"], _, p["page_size"], _ = tokens.k_cache.shape
-    p["pages_a_sequence"] = 1
-    table = tokens.block_table
-    if table is not None:
-        p["table"], p["table_stride"] = table.data.ptr, table.strides[0] // table.itemsize
-        p["pages_a_sequence"] = table.shape[1]
+    _, p["table_stride"] = table(tokens.block_table)
+    p["pages_a_sequence"] = 1 if tokens.block_table is None else tokens.block_table.shape[1]
     return parameter

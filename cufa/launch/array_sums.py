@@ -8,7 +8,8 @@ import numpy as np
 
 from cufa.dtypes import DTYPES
 from cufa.features.parts import part_named
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.auxiliary import prepared
+from cufa.launch.launch import PreparedLaunch
 from cufa.planner.array_sums import ArraySums, Wanted
 from cufa.problem.extras import steps
 from cufa.problem.parse_backward import Gradients
@@ -67,5 +68,4 @@ def finishing(sums: ArraySums, which: int) -> PreparedLaunch | None:
     parameter = np.zeros(1, SPEC.params)
     parameter[0] = 0, 0, elements, *sums.lengths, *sums.sums, lanes
     blocks = -(-elements * lanes // SPEC.threads)
-    places = (0, which), (1, which + 1)
-    return PreparedLaunch(ready(instance, blocks, SPEC.threads), parameter, places)
+    return prepared(instance, blocks, parameter, ((0, which), (1, which + 1)))

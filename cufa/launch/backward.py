@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array, Ints, copied, readable, whole_chunks
+from cufa.arrays import ALIGNMENT, Array, Ints, aligned_address, copied, readable, whole_chunks
 from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
-from cufa.launch import workspace
+from cufa.launch import by_name, workspace
 from cufa.launch.array_sums import finishing, wanted_of
+from cufa.launch.by_name import NamedLayout
+from cufa.launch.capture import refuse_copy
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.counters import is_capturing
 from cufa.launch.launch import PreparedLaunch, launcher
-from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
-from cufa.launch.signature import AddressSlot, Key, remember
+from cufa.launch.params import encoded_map
+from cufa.launch.signature import AddressSlot, Key
 from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
 from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.problem.extras import Extras, placed
 from cufa.problem.parse_backward import Gradients, Results
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward import MAPPED, parameter
-from cufa.specs.structs import numbers_of
 from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 from cufa.tuned import user_table
@@ -33,17 +34,15 @@ _PREPARED = 128  # calls that are remembered
 
 _TENSORS = ("q", "k", "v", "o", "d_out", "dq", "dk", "dv")
 _NUMBERS = (
-    "row_lse",
-    "row_delta",
-    "dq_sums",
-    "kv_sums",
-    "turns",
-    "turns_drawn",
-    "sinks",
-    "d_sinks",
+    *("params.row_lse", "params.row_delta", "params.dq_sums", "params.kv_sums"),
+    *("params.turns", "params.turns_drawn", "params.sinks", "params.d_sinks"),
 )
 _FIRST_SUMS = len(_TENSORS) + 1 + len(_NUMBERS) + 1  # behind lse and chains
-_BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
+_WAY_OUT = (
+    "give a contiguous array whose rows are a multiple of 16 bytes, and a scale that is not "
+    "negative"
+)
+_SINKS = ARRAYS.index("sinks")
 
 
 class Tensors(NamedTuple):
@@ -124,7 +123,7 @@ def attention_backward(
     arrays = _taken(given, wanted, negative=problem.scale < 0)
     lse = results.lse if results.lse.flags.c_contiguous else _contiguous(results.lse)
     device_id = cupy.cuda.runtime.getDevice()
-    infos = tuple(_info(i, each) for i, each in enumerate(extras.flat))
+    infos = extras.infos
     key = (
         *(problem, device_id, deterministic, ndim, infos, gradients.sinks is None, not bias),
         forced,
@@ -151,13 +150,13 @@ def attention_backward(
         chains, sums = _cleared(plan, memory, others)
         addresses = (
             *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
-            _aligned(lse),
+            aligned_address(lse),
             *numbers,
             extras.arrays[_SINKS].data.ptr if sinks else 0,
             sinks[0].data.ptr if sinks else 0,
             chains,
             *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
-            *_addresses(extras, plan),
+            *extras.addresses(plan.variant),
         )
         for launch in call.launches:
             launch(*addresses)
@@ -196,33 +195,6 @@ def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> t
     return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
 
 
-def _info(place: int, array: Any) -> Any:
-    """Return shape, strides and dtype of an array of `Extras.flat`, or a `cufa.BlockMask`'s key."""
-    if array is None:
-        return None
-    return array.key if place == _BLOCK_MASK else (array.shape, array.strides, array.dtype)
-
-
-def _addresses(extras: Extras, plan: BackwardPlan) -> Ints:
-    """Return the addresses of the arrays that parts of the score read, and the seed."""
-    found = []
-    for i, array in enumerate(extras.flat):
-        if i == _BLOCK_MASK and array is not None:
-            array = array.lists(plan.variant)
-        found.append(0 if array is None else _aligned(array))
-    return (*found, *(() if extras.seed is None else (extras.seed,)))
-
-
-def _aligned(array: Array) -> int:
-    """Return an address that is a multiple of an element."""
-    address = int(array.data.ptr)
-    if address % array.itemsize:
-        raise ValueError(
-            f"an array of {array.dtype} begins within an element, at {address:#x}: give a copy"
-        )
-    return address
-
-
 def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) -> dict[str, Array]:
     """Return arrays as the kernels take them: as they are, or in place of others."""
     import cupy
@@ -234,12 +206,12 @@ def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) ->
             array.shape, array.strides, array.itemsize
         )
         if not plain or negate:
-            _refuse_capture({"o": "out", "d_out": "dout"}.get(name, name), array)
+            refuse_copy({"o": "out", "d_out": "dout"}.get(name, name), array, _WAY_OUT)
             array = copied(array, negate)
         taken[name] = array
     for name, array in wanted.items():
         if not _has_rows(array):
-            _refuse_capture(name, array)
+            refuse_copy(name, array, _WAY_OUT)
             array = cupy.empty(array.shape, array.dtype)
         taken[name] = array
     return taken
@@ -259,17 +231,8 @@ def _has_rows(array: Array) -> bool:
 def _contiguous(lse: Array) -> Array:
     import cupy
 
-    _refuse_capture("lse", lse)
+    refuse_copy("lse", lse, _WAY_OUT)
     return cupy.ascontiguousarray(lse)
-
-
-def _refuse_capture(name: str, array: Array) -> None:
-    if is_capturing():
-        raise ValueError(
-            f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for which a "
-            "call that is captured into a CUDA graph has no place: give a contiguous array whose "
-            "rows are a multiple of 16 bytes, and a scale that is not negative"
-        )
 
 
 def _prepare(
@@ -333,11 +296,8 @@ def _maps(plan: BackwardPlan, step: Step, strides: dict[str, Ints], address: int
     for name in MAPPED:
         steps = (0, *strides[name][1:]) if problem.kv == "Varlen" else strides[name]
         rows = variant.bn if name in "kv" else copied_rows
-        buffer = taken_buffer()
         box = 1, rows, panel_columns(variant.head_dim)
-        encoded = buffer.maps.encoded(problem.dtype, address, _shape(problem, name), steps, *box)
-        free_buffers.append(buffer)
-        found.append(encoded)
+        found.append(encoded_map(problem.dtype, address, _shape(problem, name), steps, box))
     return b"".join(found)
 
 
@@ -351,21 +311,11 @@ def _parameter(
 ) -> tuple[bytes, tuple[AddressSlot, ...]]:
     """Return the parameter of a launch without maps, its addresses 0, and where these go."""
     problem, variant = plan.problem, plan.variant._replace(score=step.instance.score)
-    dtype = parameter(variant.score, variant.kv, _uses_tma(step))
-    score = ScoreLayout(variant, dtype)
+    layout = NamedLayout(variant, parameter(variant.score, variant.kv, _uses_tma(step)))
     itemsize, sinks = DTYPES[problem.dtype].bytes, extras.arrays[_SINKS]
-    known: dict[str, float] = {
-        "lse": 0,
-        "scale_log2": scale_log2(problem.scale),
-        "heads_q": problem.heads_q,
-        "group": problem.group,
-        "seq_q": problem.seq_q,
-        "seq_kv": problem.seq_kv,
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
-        "q_tiles": plan.q_units,
-        "heads": problem.batch * problem.heads_q,
-        "section_heads": plan.section_heads,
+    steps = {name: [each // itemsize for each in found[:3]] for name, found in strides.items()}
+    known = {
+        **by_name.numbers(problem, plan.q_units, plan.section_heads, steps),
         "stride_sinks": 0 if sinks is None else sinks.strides[0] // sinks.dtype.itemsize,
         "scale": problem.scale,
         "dq_factor": scale,
@@ -374,37 +324,20 @@ def _parameter(
         "kv_splits": plan.kv_splits,
         "split_heads": -(-problem.group // plan.kv_splits),
     }
-    for name, steps in strides.items():
-        if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
-            steps = (0, *steps[1:])
-        for axis, each in zip(("batch", "head", "seq"), steps[:3], strict=True):
-            known[f"{name}.stride_{axis}"] = each // itemsize
-    offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
-    values: list[float] = [
-        known.get(name.removeprefix("params."), 0) for name in offsets if name.startswith("params.")
-    ]
     of_sums: dict[str, float] = {} if plan.chains is None else {**plan.chains.numbers}
     for sums in plan.sums:
         of_sums |= sums.numbers
-    values += score.values(problem, numbers if variant.score else (), of_sums)
-    content = packed(
-        ((offset, kind) for _, offset, kind in numbers_of(dtype)),
-        offsets["params.q.data"],
-        dtype.itemsize,
-    ).pack(*values)
-    names = (*(f"{name}.data" for name in _TENSORS), "lse", *_NUMBERS)
-    places = [(offsets[f"params.{name}"] // 8, i) for i, name in enumerate(names)]
+    content = layout.filled(known, problem, numbers if variant.score else (), of_sums)
+    names = (*(f"params.{name}.data" for name in _TENSORS), "params.lse", *_NUMBERS)
+    first = _FIRST_SUMS + 2 * len(plan.sums)
+    places = [*layout.places(names, first, extras)]
     if _uses_tma(step):
-        places += ((offsets[f"maps.{name}"] // 8, names.index(f"{name}.data")) for name in MAPPED)
+        places += ((layout.words[f"maps.{name}"], _TENSORS.index(name)) for name in MAPPED)
     if variant.score and plan.chains is not None:
-        places.append((offsets[f"{IN_TURN.name}.{CHAINS}"] // 8, len(names)))
+        places.append((layout.words[f"{IN_TURN.name}.{CHAINS}"], len(names)))
     if variant.score:
         places += (
-            (offsets[f"{sums.part}.{sums.parameter}"] // 8, _FIRST_SUMS + 2 * i)
+            (layout.words[f"{sums.part}.{sums.parameter}"], _FIRST_SUMS + 2 * i)
             for i, sums in enumerate(plan.sums)
         )
-    first = _FIRST_SUMS + 2 * len(plan.sums)
-    places += (
-        (word, which if which < 0 else first + extras.place(which)) for word, which in score.places
-    )
     return content, tuple(places)

@@ -1,4 +1,4 @@
-"""Arrays -> launch of ``kernels/block_mask.cu``."""
+"""Arrays -> launches of ``kernels/block_mask.cu`` and ``kernels/block_lists.cu``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import numpy as np
 from cufa.arrays import Array, ArrayInfo
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.parts import part_named
-from cufa.launch import block_lists
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.auxiliary import prepared
+from cufa.launch.capture import is_capturing, no_place
+from cufa.launch.params import list_sizes
 from cufa.problem.extras import Extras, check_function_arrays, placed
+from cufa.specs.block_lists import SPEC as LISTS
 from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
 
 _TILES = SPEC.threads // 32  # of a block: a warp each
+_LISTS = Instance(LISTS.name, (), (LISTS.threads,))
 
 
 def fill(
@@ -44,26 +47,59 @@ def fill(
         return
     by_axis = dict(zip("bhqk", sizes, strict=True))
     check_function_arrays(mask, by_axis, cupy, "as xp says")
-    launcher = ready(
-        Instance(SPEC.name, (), (), mask.parts), -(-kinds.size // _TILES), SPEC.threads
-    )
-    PreparedLaunch(launcher, filled(kinds, mask, sizes, block))()
-    block_lists.launcher_of(1)  # compiles what the first call with the mask needs
+    instance = Instance(SPEC.name, (), (), mask.parts)
+    prepared(instance, -(-kinds.size // _TILES), _filled(kinds, mask, by_axis, block))()
+    prepared(_LISTS, 1, b"")  # compiles what the first call with the mask needs
 
 
-def filled(
-    kinds: Array, mask: TracedFunctions, sizes: tuple[int, ...], block: tuple[int, int]
+def _filled(
+    kinds: Array, mask: TracedFunctions, sizes: dict[str, int], block: tuple[int, int]
 ) -> np.ndarray:
-    """Return the kernel's parameter; arguments as in `fill`."""
+    """Return the kernel's parameter; arguments as in `fill`, but sizes are by their letters."""
     parameter = np.zeros(1, SPEC.parameter(mask.parts))
     p = parameter[0]
     _, heads, rows, columns = kinds.shape
-    p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, *sizes[2:], *block)
+    p["params"] = (kinds.data.ptr, heads, rows, columns, kinds.size, sizes["q"], sizes["k"], *block)
     infos = (ArrayInfo(array.shape, array.strides, array.dtype) for array in mask.arrays)
-    by_axis = dict(zip("bhqk", sizes, strict=True))
-    numbers_of_parts = placed(mask.parts, 4, by_axis, Extras(mods=tuple(infos)))
+    numbers_of_parts = placed(mask.parts, 4, sizes, Extras(mods=tuple(infos)))
     for name, numbers in zip(mask.parts, numbers_of_parts, strict=True):
         addresses = (array.data.ptr for array in mask.arrays)
         for number, value in zip(part_named(name).numbers, numbers, strict=True):
             p[name][number.name] = next(addresses) if number.dtype == "u8" else value
     return parameter
+
+
+def lists(
+    kinds: Array, block: tuple[int, int], sizes: tuple[int, int], tile: tuple[int, int]
+) -> Array:
+    """Return the lists of a kernel's tiles, on the current device and stream.
+
+    Parameters
+    ----------
+    kinds : array of uint8
+        As in `cufa.BlockMask`.
+    block : tuple of int
+        Queries and keys of its tiles.
+    sizes : tuple of int
+        Queries and keys.
+    tile : tuple of int
+        Rows and keys of the kernel's tiles.
+
+    Raises
+    ------
+    ValueError
+        In a capture into a CUDA graph.
+    """
+    import cupy
+
+    if is_capturing():
+        raise no_place("block_mask needs memory of its own", "make one like it before")
+    batch, heads, kind_rows, kind_columns = kinds.shape
+    rows, length = list_sizes(*sizes, *tile)
+    lines, columns = batch * heads * rows, length // 2 - 1
+    made = cupy.empty((lines, length), np.int32)
+    parameter = np.zeros(1, LISTS.params)
+    grids = kind_rows, kind_columns, *block, rows, columns, *tile
+    parameter[0] = (kinds.data.ptr, made.data.ptr, *grids, lines, *sizes)
+    prepared(_LISTS, -(-lines // LISTS.threads), parameter)()
+    return made

@@ -9,14 +9,15 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing, no_place
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
-from cufa.launch.signature import Key, remember
+from cufa.launch.signature import Key
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.lengths import is_readable
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs.variant import Variant
 
 _KINDS = 64  # that are remembered
@@ -64,10 +65,10 @@ def on_device(name: str, array: Array | None) -> Array | None:
         return array
     if is_capturing():
         shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
-        raise ValueError(
-            f"{name} (shape {array.shape}) {shown} and would be copied, for which a call that is "
-            "captured into a CUDA graph has no place: before the capture, make a contiguous int32 "
-            "array of it with cupy.ascontiguousarray(cupy.asarray(x), np.int32)"
+        raise no_place(
+            f"{name} (shape {array.shape}) {shown} and would be copied",
+            "before the capture, make a contiguous int32 array of it with "
+            "cupy.ascontiguousarray(cupy.asarray(x), np.int32)",
         )
     import cupy
 

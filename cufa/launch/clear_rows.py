@@ -7,7 +7,8 @@ import functools
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
-from cufa.launch.launch import PreparedLaunch, ready
+from cufa.launch.auxiliary import address, prepared
+from cufa.launch.launch import PreparedLaunch
 from cufa.specs.clear_rows import ROWS, SPEC
 from cufa.specs.instance import Instance
 
@@ -49,13 +50,7 @@ def clear_rows(
         return
     sizes = row_bytes, rows, heads, cu_seqlens.size - 1, max_seqlen
     launch = _prepared(cupy.cuda.runtime.getDevice(), *sizes)
-    addresses = (0 if array is None else array.data.ptr for array in (out, lse, cu_seqlens, used))
-    launch(*addresses)
-
-
-def instance_of(row_bytes: int) -> Instance:
-    """Return the instantiation that writes the most at once."""
-    return Instance(SPEC.name, (), (1 if row_bytes % ALIGNMENT else ALIGNMENT // _WORD,))
+    launch(*map(address, (out, lse, cu_seqlens, used)))
 
 
 @functools.lru_cache(maxsize=128)
@@ -65,5 +60,5 @@ def _prepared(
     """Return a launch on a device, the current one, that is given the addresses."""
     parameter = np.zeros(1, SPEC.params)
     parameter[0] = 0, 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen
-    launcher = ready(instance_of(row_bytes), -(-rows // ROWS), SPEC.threads)
-    return PreparedLaunch(launcher, parameter, _PLACES)
+    at_once = 1 if row_bytes % ALIGNMENT else ALIGNMENT // _WORD
+    return prepared(Instance(SPEC.name, (), (at_once,)), -(-rows // ROWS), parameter, _PLACES)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from cufa.launch.capture import is_capturing
+
 _RING = 1 << 18
 """Words that ordinary launches take in turn: far more than there can be launches pending."""
 
@@ -21,13 +23,6 @@ _WORD = 4  # bytes
 
 low: set[int] = set()
 """Devices of which the last reserve is in use: the next ordinary launch makes another."""
-
-
-def is_capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph."""
-    import cupy
-
-    return cupy.cuda.get_current_stream().is_capturing()
 
 
 class Counters:

@@ -25,8 +25,8 @@ class DecodeLayout(ParameterLayout):
     def __init__(self, variant: Variant) -> None:
         tensors = [(f"params.{name}.data", i) for i, name in enumerate("qkvo")]
         super().__init__(variant, [*tensors, ("params.lse", 4)], "params.partial")
-        self._table = self._words.get("kv.block_table")
-        scales = (self._words.get(f"params.{name}.data") for name in SCALES)
+        self._table = self.words.get("kv.block_table")
+        scales = (self.words.get(f"params.{name}.data") for name in SCALES)
         self._scales = tuple(word for word in scales if word is not None)
 
     def places(self, extras: Extras) -> tuple[AddressSlot, ...]:
@@ -35,7 +35,7 @@ class DecodeLayout(ParameterLayout):
         if not extras.lengths:
             return places
         first = TENSORS + extras.place(len(ARRAYS))
-        of_lengths = self._words["params.lengths"], first
+        of_lengths = self.words["params.lengths"], first
         of_table = () if self._table is None else ((self._table, first + 1),)
         behind = first + len(extras.lengths) + len(extras.mods)
         of_scales = ((word, behind + i) for i, word in enumerate(self._scales))

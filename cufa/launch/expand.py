@@ -1,15 +1,17 @@
-"""Keys or values of 8 bits in a cache -> launch of ``kernels/expand8.cu``."""
+"""Caches of 8 bits -> launches of ``kernels/expand8.cu`` and ``kernels/lse_mean.cu``."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.launch.launch import PreparedLaunch, ready
-from cufa.problem.held import Held
+from cufa.launch.append import in_rows
+from cufa.launch.auxiliary import prepared, table, tensor
+from cufa.problem.tokens import Held
 from cufa.quantized.rows import kind_of
 from cufa.specs.expand8 import CHUNK, SPEC
 from cufa.specs.instance import Instance
+from cufa.specs.lse_mean import SPEC as LSE_MEAN
 
 
 def expand(held: Held, out: Array) -> None:
@@ -27,17 +29,44 @@ def expand(held: Held, out: Array) -> None:
         return
     parameter = np.zeros(1, SPEC.params)
     p, chunks = parameter[0], columns // CHUNK
-    for name, array in (("values", held.values), ("scales", held.scales), ("out", out)):
-        p[name] = (array.data.ptr, *(step // array.itemsize for step in array.strides[:3]))
-    if held.block_table is not None:
-        table = held.block_table
-        p["table"], p["table_stride"] = table.data.ptr, table.strides[0] // table.itemsize
-    if held.mean is not None:
-        steps = (step // held.mean.itemsize for step in held.mean.strides[:2])
-        p["mean"] = (held.mean.data.ptr, *steps, 0)
+    tensors = {"values": held.values, "scales": held.scales, "mean": held.mean, "out": out}
+    for name, array in tensors.items():
+        p[name] = tensor(array)
+    p["table"], p["table_stride"] = table(held.block_table)
     p["heads"], p["seq"], p["chunks"] = heads, seq, chunks
     p["pages"], _, p["page_size"], p["dim"] = held.values.shape
-    types = (out.dtype.name,)
-    instance = Instance(SPEC.name, types, (kind_of(held.values).is_integer,))
+    instance = Instance(SPEC.name, (out.dtype.name,), (kind_of(held.values).is_integer,))
     blocks = batch * heads * -(-seq // (SPEC.threads // chunks))
-    PreparedLaunch(ready(instance, blocks, SPEC.threads), parameter)()
+    prepared(instance, blocks, parameter)()
+
+
+def add_mean(lse: Array, q: Array, mean: Array, scale: float) -> None:
+    """Add scale * q . mean to log-sum-exps, on the current device and stream.
+
+    Parameters
+    ----------
+    lse : cupy.ndarray of float32, (batch, heads_q, seq)
+        Contiguous.
+    q : cupy.ndarray, (batch, heads_q, seq, head_dim)
+        Any strides.
+    mean : cupy.ndarray of float32, (batch, heads_kv, head_dim)
+        Rows are contiguous.
+    scale : float
+
+    Raises
+    ------
+    ValueError
+        q would be copied in a capture.
+    """
+    if not lse.size:
+        return
+    q = in_rows("q", q)
+    parameter = np.zeros(1, LSE_MEAN.params)
+    p = parameter[0]
+    p["q"], p["mean"] = tensor(q), tensor(mean)
+    p["lse"], p["scale"] = lse.data.ptr, scale
+    _, p["heads"], p["seq"], p["head_dim"] = q.shape
+    p["group"], p["rows"] = q.shape[1] // mean.shape[1], lse.size
+    rows_a_block = LSE_MEAN.threads // 32
+    instance = Instance(LSE_MEAN.name, (q.dtype.name,), ())
+    prepared(instance, -(-lse.size // rows_a_block), parameter)()

@@ -9,15 +9,16 @@ from cufa.arrays import Array, Ints
 from cufa.compiler import jit
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
+from cufa.launch.by_name import NamedLayout, numbers
 from cufa.launch.launch import PreparedLaunch, launcher
-from cufa.launch.params import ScoreLayout, free_buffers, packed, scale_log2, taken_buffer
-from cufa.launch.signature import Key, remember
+from cufa.launch.params import encoded_map
+from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
 from cufa.specs.kv import LENGTHS
-from cufa.specs.structs import numbers_of
 from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 
@@ -102,7 +103,7 @@ def attention(
 
     device_id = cupy.cuda.runtime.getDevice()
     arrays = [each.values for each in operands] + [out]
-    infos = tuple(a if a is None else (a.shape, a.strides, a.dtype) for a in extras.flat)
+    infos = extras.infos
     key = (
         *(plan, problem, device_id, ndim, infos),
         *((array.shape, array.strides) for array in arrays),
@@ -116,8 +117,7 @@ def attention(
         *(array.data.ptr for array in arrays),
         0 if lse is None else lse.data.ptr,
         *(each.scales.data.ptr for each in operands),
-        *(0 if array is None else array.data.ptr for array in extras.flat),
-        *(() if extras.seed is None else (extras.seed,)),
+        *extras.addresses(plan.tile),
     )
 
 
@@ -133,63 +133,34 @@ def _made(
     """Return the launch of calls like this one."""
     device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
     columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
-    dtype = parameter(problem.score, kv)
-    offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
     variant = TemplateArguments(
         *(SPEC.name, problem.dtype, columns, columns_v, tile.bm, tile.bn, tile.stages),
         *(tile.threads // 32, 1),
         score=problem.score,
         kv=kv,
     )
-    score = ScoreLayout(variant, dtype)
+    layout = NamedLayout(variant, parameter(problem.score, kv))
+    arrays = {**{name: each.values for name, each in operands._asdict().items()}, "o": out}
+    steps = {
+        name: [step // array.itemsize for step in array.strides[:3]]
+        for name, array in arrays.items()
+    }
+    known = numbers(problem, plan.q_tiles, plan.section_heads, steps)
+    known["late_rows"] = plan.late_rows
     reads = problem.reads
-    known = _numbers(plan, problem, operands, out)
-    values = [
-        *(known.get(name[len("params.") :], 0) for name in offsets if name.startswith("params.")),
-        *score.values(problem, placed(reads, ndim, problem.sizes, extras) if reads else ()),
-    ]
-    for each in operands:
-        values += 0, *each.numbers
-    numbers = ((offset, kind) for _, offset, kind in numbers_of(dtype))
-    start = offsets["params.q.data"]
-    content = _maps(operands, tile.bn) + packed(numbers, start, dtype.itemsize).pack(*values)
-    places = [(offsets[name] // 8, i) for i, name in enumerate(_ADDRESSES)]
-    places += (
-        (word, which if which < 0 else len(_ADDRESSES) + extras.place(which))
-        for word, which in score.places
-    )
+    strides = placed(reads, ndim, problem.sizes, extras) if reads else ()
+    of_scales = [number for each in operands for number in (0, *each.numbers)]
+    content = _maps(operands, tile.bn) + layout.filled(known, problem, strides, last=of_scales)
     tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
     if (is_uneven(problem.score) or kv in LENGTHS) and tiles > 2 * plan.grid:
         drawn = counters.of_device(device_id)  # blocks draw the tiles that wait for them
         drawn.reserve()
-        memory = offsets["params.tiles_drawn"] // 8, drawn.take
+        memory = layout.words["params.tiles_drawn"], drawn.take
     function = jit.kernel(plan.variant, device, device_id)
     launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
-    return PreparedLaunch(launch, content, tuple(places), memory)
-
-
-def _numbers(plan: Fp8Plan, problem: Problem, operands: Operands, out: Array) -> dict[str, float]:
-    """Return the numbers of ``Params`` that are not 0, by name."""
-    known: dict[str, float] = {
-        "scale_log2": scale_log2(problem.scale),
-        "heads_q": problem.heads_q,
-        "group": problem.group,
-        "seq_q": problem.seq_q,
-        "seq_kv": problem.seq_kv,
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
-        "q_tiles": plan.q_tiles,
-        "heads": problem.batch * problem.heads_q,
-        "section_heads": plan.section_heads,
-        "late_rows": plan.late_rows,
-    }
-    for name, array in zip("qkvo", (*(each.values for each in operands), out), strict=True):
-        for axis, step in zip(("batch", "head", "seq"), array.strides[:3], strict=True):
-            known[f"{name}.stride_{axis}"] = step // array.itemsize
-        if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
-            known[f"{name}.stride_batch"] = 0
-    return known
+    places = layout.places(_ADDRESSES, len(_ADDRESSES), extras)
+    return PreparedLaunch(launch, content, places, memory)
 
 
 def _maps(operands: Operands, bn: int) -> bytes:
@@ -210,7 +181,4 @@ def _maps(operands: Operands, bn: int) -> bytes:
 
 
 def _map(array: Array, shape: Ints, strides: Ints, box: tuple[int, int]) -> bytes:
-    buffer = taken_buffer()
-    found = buffer.maps.encoded(_TWO_BYTES, array.data.ptr, shape, strides, 1, *box)
-    free_buffers.append(buffer)
-    return found
+    return encoded_map(_TWO_BYTES, array.data.ptr, shape, strides, (1, *box))

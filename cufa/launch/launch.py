@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cufa import device as devices
-from cufa.compiler import jit
 from cufa.compiler.dependent import Dependent
 from cufa.launch.counters import low, refill
 from cufa.launch.params import Buffer, free_buffers, taken_buffer
 from cufa.launch.signature import AddressSlot
-from cufa.specs.instance import Instance
 
 Memory = tuple[int, Callable[[], Any]]
 """A word of the parameter, and what returns the address of memory for one launch, or its owner."""
@@ -21,9 +18,7 @@ Launcher = Callable[[Buffer], None]
 """Launches a kernel whose parameter is in a buffer."""
 
 
-def launcher(
-    function: Any, grid: tuple[int, int, int], threads: int, smem_bytes: int = 0
-) -> Launcher:
+def launcher(function: Any, grid: tuple[int, int, int], threads: int, smem_bytes: int) -> Launcher:
     """Return what launches a kernel.
 
     Parameters
@@ -39,29 +34,6 @@ def launcher(
     if isinstance(function, Dependent):
         return function.launcher(grid, block, smem_bytes)
     return lambda buffer: function(grid, block, buffer.args, smem_bytes)
-
-
-def ready(
-    instance: Instance, grid: int | tuple[int, int], threads: int, smem_bytes: int = 0
-) -> Launcher:
-    """Return what launches an instantiation on the current device, compiled if need be.
-
-    Parameters
-    ----------
-    instance : Instance
-    grid : int or tuple of int
-        Blocks, along one axis or two.
-    threads : int
-        Threads of a block.
-    smem_bytes : int
-        Dynamic shared memory of a block.
-    """
-    import cupy
-
-    device_id = cupy.cuda.runtime.getDevice()
-    function = jit.kernel(instance, devices.of_id(device_id), device_id)
-    blocks, rows = (grid, 1) if isinstance(grid, int) else grid
-    return launcher(function, (blocks, rows, 1), threads, smem_bytes)
 
 
 class PreparedLaunch:

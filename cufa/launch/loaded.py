@@ -16,13 +16,13 @@ from cufa.launch.params import (
     Ints,
     ParameterLayout,
     PlanNumbers,
-    free_buffers,
-    taken_buffer,
+    encoded_map,
 )
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.tile import panel_columns
@@ -43,15 +43,12 @@ class _Planned(NamedTuple):
     Attributes
     ----------
     plan : Plan or DecodePlan
-    sizes : tuple of int
-        Sequences, query heads, K/V heads.
     numbers : PlanNumbers
     launch : Launcher
     memory : Memory, optional
     """
 
     plan: Plan | DecodePlan
-    sizes: tuple[int, int, int]
     numbers: PlanNumbers
     launch: Launcher
     memory: Memory | None
@@ -84,19 +81,13 @@ class LoadedKernel:
         self._places = self._layout.places(extras)
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
-        self._needs_counters = kernel.persistent
         self._columns = panel_columns(variant.head_dim)
         self._columns_v = panel_columns(variant.head_dim_v)
         self._maps: dict[_Described, bytes] = {}
-        self._planned: dict[int, _Planned] = {}
+        self._planned: dict[Ints, _Planned] = {}
         # Blocks draw the tiles that wait for them, see kernels/scheduler_sm90.cuh.
         uneven = is_uneven(variant.score) or variant.kv in LENGTHS
         self._draws_tiles = kernel.persistent and uneven
-
-    def reserve(self) -> None:
-        """Make sure that launches find the memory they need; not while a graph is captured."""
-        if self._needs_counters:
-            self._counters.reserve()
 
     def prepared(
         self,
@@ -134,14 +125,13 @@ class LoadedKernel:
     def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
         """Return what all launches of a plan have in common; made once."""
         sizes = problem.batch, problem.heads_q, problem.heads_kv
-        planned = self._planned.get(id(plan))  # which is not used again as long as the plan is here
-        if planned is None or planned.sizes != sizes:
+        key = id(plan), *sizes  # the number is not used again as long as the plan is here
+        planned = self._planned.get(key)
+        if planned is None:
             launch = launcher(self._function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
             numbers, memory = self._layout.of_plan(plan, problem), self._memory(plan, problem)
-            planned = _Planned(plan, sizes, numbers, launch, memory)
-            if len(self._planned) >= _PLANS:
-                self._planned.clear()
-            self._planned[id(plan)] = planned
+            planned = _Planned(plan, numbers, launch, memory)
+            remember(self._planned, key, planned, _PLANS)
         return planned
 
     def _memory(self, plan: Plan | DecodePlan, problem: Problem) -> Memory | None:
@@ -196,10 +186,6 @@ class LoadedKernel:
         described = shape, strides, box
         encoded = self._maps.get(described)
         if encoded is None:
-            buffer = taken_buffer()
-            encoded = buffer.maps.encoded(self.variant.dtype, address, shape, strides, *box)
-            if len(self._maps) >= _MAPS:
-                self._maps.clear()
-            self._maps[described] = encoded
-            free_buffers.append(buffer)
+            encoded = encoded_map(self.variant.dtype, address, shape, strides, box)
+            remember(self._maps, described, encoded, _MAPS)
         return encoded

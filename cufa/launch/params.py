@@ -74,6 +74,13 @@ class ScoreLayout:
             places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
         self.places = tuple(places)
 
+    def placed(self, first: int, extras: Extras) -> tuple[AddressSlot, ...]:
+        """Return where the addresses of extras go, of which `first` is the number of the first."""
+        return tuple(
+            (word, which if which < 0 else first + extras.place(which))
+            for word, which in self.places
+        )
+
     def values(
         self,
         problem: Problem,
@@ -116,7 +123,32 @@ class PlanNumbers(NamedTuple):
     behind_lengths: tuple[float, ...]
 
 
-class ParameterLayout:
+class Layout:
+    """Where the numbers of a parameter are.
+
+    Parameters
+    ----------
+    variant : TemplateArguments
+    dtype : dtype
+        Dtype of the parameter.
+
+    Attributes
+    ----------
+    start : int
+        The bytes of tensor maps, which come first.
+    words : dict
+        Offsets of all numbers by name, in 64-bit words.
+    """
+
+    def __init__(self, variant: TemplateArguments, dtype: np.dtype) -> None:
+        numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
+        self.start, _ = numbers["params.q.data"]
+        self.words = {name: offset // 8 for name, (offset, _) in numbers.items()}
+        self._numbers = packed(numbers.values(), self.start, dtype.itemsize)
+        self._score = ScoreLayout(variant, dtype)
+
+
+class ParameterLayout(Layout):
     """Where what differs from call to call is in the parameter of a variant, whatever its kernel.
 
     Parameters
@@ -129,21 +161,14 @@ class ParameterLayout:
 
     Attributes
     ----------
-    start : int
-        The bytes of tensor maps, which come first.
     memory_word : int
         The word of that number.
     """
 
     def __init__(self, variant: Variant, tensors: Sequence[tuple[str, int]], memory: str) -> None:
-        dtype = variant.parameter
-        offsets = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
-        self.start, _ = offsets["params.q.data"]
-        self._words = {name: offset // 8 for name, (offset, _) in offsets.items()}
-        self.memory_word = self._words[memory]
-        self._tensors = tuple((self._words[name], which) for name, which in tensors)
-        self._numbers = packed(offsets.values(), self.start, dtype.itemsize)
-        self._score = ScoreLayout(variant, dtype)
+        super().__init__(variant, variant.parameter)
+        self.memory_word = self.words[memory]
+        self._tensors = tuple((self.words[name], which) for name, which in tensors)
         self._itemsize = DTYPES[variant.dtype].bytes
         self._kv_itemsize = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
 
@@ -155,11 +180,7 @@ class ParameterLayout:
         extras : Extras
             The extras of all launches.
         """
-        of_score = (
-            (word, which if which < 0 else TENSORS + extras.place(which))
-            for word, which in self._score.places
-        )
-        return *self._tensors, *of_score
+        return *self._tensors, *self._score.placed(TENSORS, extras)
 
     def of_plan(self, plan: Any, problem: Problem) -> PlanNumbers:
         """Return the numbers that all launches of a plan have in common.
@@ -360,3 +381,11 @@ def taken_buffer() -> Buffer:
         return free_buffers.pop()  # in one step, whatever other threads do
     except IndexError:
         return Buffer()
+
+
+def encoded_map(dtype: str, address: int, shape: Ints, strides: Ints, box: Ints) -> bytes:
+    """Return a tensor map; arguments as in `tensor_map.Encoder.encoded`."""
+    buffer = taken_buffer()
+    encoded = buffer.maps.encoded(dtype, address, shape, strides, *box)
+    free_buffers.append(buffer)
+    return encoded

@@ -13,10 +13,10 @@ from cufa.arrays import ALIGNMENT, Ints
 from cufa.compiler import jit
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing
 from cufa.launch.launch import PreparedLaunch
 from cufa.launch.loaded import LoadedKernel
-from cufa.launch.signature import Key, Signature, remember
+from cufa.launch.signature import Key, Signature
 from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
@@ -24,6 +24,8 @@ from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.problem.scales import scale_infos
+from cufa.remembered import remember
+from cufa.specs import KERNELS
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
@@ -264,8 +266,8 @@ class PreparedCalls:
     def _load(self, variant: Variant) -> LoadedKernel:
         function = jit.kernel(variant, self._device, self._device_id)
         loaded = LoadedKernel(variant, function, self._device_id, self._extras)
-        if not is_capturing():
-            loaded.reserve()
-            if self._planner.fallback is not None:  # what may be captured instead needs counters
-                counters.of_device(self._device_id).reserve()
+        # What may be captured in place of it draws tiles, too
+        draws = KERNELS[variant.kernel].persistent or self._planner.fallback is not None
+        if draws and not is_capturing():
+            counters.of_device(self._device_id).reserve()
         return self._loaded.setdefault(variant, loaded)

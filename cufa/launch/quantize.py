@@ -7,7 +7,7 @@ import numpy as np
 from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array
 from cufa.compiler import jit
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing
 from cufa.launch.decode import divisor
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.quantized.scales import shape_of_scales

@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch import append
-from cufa.launch.counters import is_capturing
+from cufa.launch.capture import is_capturing
 from cufa.problem.rotary import RotaryTables
 from cufa.problem.tokens import Tokens
 

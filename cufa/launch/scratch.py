@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from cufa.compiler import driver
 from cufa.launch import counters
+from cufa.remembered import remember
 
 _LEAST = 1 << 20
 """Bytes that a stream has, and that are set aside for a capture, at least."""
@@ -133,10 +134,8 @@ class Scratch:
         if not kept:
             return Allocation(int(memory.ptr), nbytes, memory)
         self._of_stream.pop(key, None)
-        while len(self._of_stream) >= _STREAMS:
-            del self._of_stream[next(iter(self._of_stream))]
-        place = self._of_stream[key] = Allocation(int(memory.ptr), nbytes, memory)
-        return place
+        place = Allocation(int(memory.ptr), nbytes, memory)
+        return remember(self._of_stream, key, place, _STREAMS)
 
     def _set_aside(self, nbytes: int) -> None:
         """Have memory for the next captures of launches with `nbytes`, if not huge."""
@@ -167,10 +166,7 @@ class Scratch:
                 self._has_reserves = False
                 self._captured.append(place)
                 # Captures that are over need no entry: their number does not come again.
-                self._of_capture = {
-                    key: place,
-                    **dict(list(self._of_capture.items())[: _STREAMS - 1]),
-                }
+                remember(self._of_capture, key, place, _STREAMS)
         return place
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from cufa.arrays import Ints
 
@@ -56,17 +55,3 @@ class Signature(NamedTuple):
         return (
             signature if signature.out is None else signature._replace(out=Out._make(signature.out))
         )
-
-
-_T = TypeVar("_T")
-
-_lock = threading.Lock()
-
-
-def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
-    """Put a value into a memory, unless it has one; a full memory loses its oldest."""
-    with _lock:
-        kept = memory.setdefault(key, value)
-        while len(memory) > limit:
-            del memory[next(iter(memory))]
-        return kept

@@ -14,6 +14,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.scratch import PER_THREAD, current_capture, of_thread
+from cufa.remembered import remember
 
 _STREAMS = 8  # whose memory is kept, and of all captures under way
 
@@ -75,8 +76,7 @@ class Workspace:
             del self._of_stream[stream]
             self._captured.append(memory)
             # Captures that are over need no entry: their number does not come again.
-            kept = list(self._of_capture.items())[: _STREAMS - 1]
-            self._of_capture = {key: memory, **dict(kept)}
+            remember(self._of_capture, key, memory, _STREAMS)
         return memory
 
 

@@ -23,6 +23,7 @@ from cufa.planner.rules import PACKED_ROWS
 from cufa.planner.scheduler import KEY_STEP
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import CACHES, MAX_KEYS, Problem
+from cufa.remembered import remember
 from cufa.specs import KERNELS, default_decoder
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.specs.variant import Variant
@@ -122,10 +123,7 @@ class Planner:
         sizes = p.batch, p.heads_q, p.heads_kv, rows, keys, p.sequences, p.page_size
         found = self._known.get(sizes)
         if found is None:
-            found = self._planned(problem)
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[sizes] = found
+            found = remember(self._known, sizes, self._planned(problem), _KNOWN)
         return found
 
     def explained(self, problem: Problem) -> Plan | DecodePlan:

@@ -80,7 +80,7 @@ def flops(problem: Problem, bm: int = 0, bn: int = 0) -> float:
         Rows and keys of a tile. Tiles along an edge of what is seen are computed whole, so that
         half a tile counts in addition for each row there.
     """
-    one = problem.evened
+    one = problem.alike
     count = edges(problem.score)
     pairs = float(one.seq_q * one.seq_kv)
     if count:

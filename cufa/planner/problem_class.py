@@ -73,7 +73,7 @@ def gradient_class(problem: Problem, device: Device, head_dims: tuple[int, int])
     head_dims : tuple of int
         As compiled.
     """
-    problem = problem.evened
+    problem = problem.alike
     tiles = problem.batch * problem.heads_kv * -(-problem.seq_kv // _TILE)
     return _class_of(problem, device, head_dims, tiles)._replace(backward=True)
 

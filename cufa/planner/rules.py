@@ -14,6 +14,7 @@ from cufa.features.user_functions import BLOCKS, OWN
 from cufa.planner import scheduler
 from cufa.planner.scheduler import KEY_STEP
 from cufa.problem.problem import Problem
+from cufa.remembered import remember
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.costs import Cost, copies, least_pairs, with_memory, work
 from cufa.specs.spec import Spec
@@ -176,10 +177,7 @@ class Choice:
         sizes = heads, batch * heads_kv, packable, rows, keys, seen
         found = self._known.get(sizes)
         if found is None:
-            found = self._least(sizes)
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[sizes] = found
+            found = remember(self._known, sizes, self._least(sizes), _KNOWN)
         return found
 
     def rounded(self, rows: int, keys: int) -> tuple[int, int]:

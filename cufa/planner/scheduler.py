@@ -143,7 +143,7 @@ def key_sections(problem: Problem, device: Device, bn: int, blocks_per_sm: int) 
     """
     if not falls_from_first_key(problem) and problem.kv != "Varlen":
         return 1
-    key_tiles = -(-problem.evened.seq_kv // bn)  # of a sequence, which follow each other
+    key_tiles = -(-problem.alike.seq_kv // bn)  # of a sequence, which follow each other
     if key_tiles < _FEW_TILES:
         return 1
     return _even(problem.batch * problem.heads_kv, device.sm_count * blocks_per_sm / key_tiles)

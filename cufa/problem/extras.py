@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, ArrayInfo, Ints, module_of
+from cufa.arrays import Array, ArrayInfo, Ints, aligned_address, module_of
 from cufa.checks import check_devices, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.features.expression.tracing import TracedFunctions
@@ -34,6 +34,7 @@ _PARTS = {
 #: Axes by their number: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 _MOST_AXES = max(_PAIRS)
+_BLOCK_MASK = ARRAYS.index("block_mask")
 
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""
@@ -81,6 +82,34 @@ class Extras(NamedTuple):
             return None
         tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
         return next(tables, None)
+
+    @property
+    def block_mask(self) -> Any:
+        """The `cufa.BlockMask`, or None."""
+        return self.arrays[_BLOCK_MASK] if self.arrays else None
+
+    @property
+    def infos(self) -> tuple[Any, ...]:
+        """What each of `flat` is like: shape, strides and dtype; of a `cufa.BlockMask` its key."""
+        mask = self.block_mask
+        return tuple(
+            None if x is None else x.key if x is mask else (x.shape, x.strides, x.dtype)
+            for x in self.flat
+        )
+
+    def addresses(self, tile: Any) -> Ints:
+        """Return the address of each of `flat`, 0 for none, and the seed if there is one.
+
+        Parameters
+        ----------
+        tile : object
+            Has `bm` and `bn` of the kernel, for which a `cufa.BlockMask` makes lists.
+        """
+        mask = self.block_mask
+        lists = None if mask is None else mask.lists(tile)
+        arrays = (lists if x is mask else x for x in self.flat)
+        found = (0 if x is None else aligned_address(x) for x in arrays)
+        return *found, *(() if self.seed is None else (self.seed,))
 
     def described(self, infos: tuple[Any, ...]) -> Extras:
         """Return by name what each of `flat` is like."""

@@ -30,7 +30,7 @@ from cufa.problem.extras import arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem, check_shapes
-from cufa.problem.scales import check_scale_shapes, check_scaled, given_scales, of_layout
+from cufa.problem.scales import SCALES, check_scale_shapes, check_scaled, of_layout
 
 MAX_UNIFIED = 1e6
 """The largest preset maximum: float32 subtracts no larger score exactly enough."""
@@ -91,7 +91,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     arrays = {name: arguments[name] for name in ("q", "k_cache", "v_cache")}
     if out is not None:
         arrays["out"] = out
-    scales = given_scales(arguments)
+    scales = {name: arguments[name] for name in SCALES if arguments[name] is not None}
     xp = module_of_all({**arrays, **scales})
     if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
         arrays = {name: np.asarray(array) for name, array in arrays.items()}

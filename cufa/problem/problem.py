@@ -104,15 +104,6 @@ class Problem(NamedTuple):
         return self if self.kv in CACHES else self._replace(kv="Contiguous")
 
     @property
-    def evened(self) -> Problem:
-        """As many sequences of the mean length, in place of those that follow each other."""
-        if self.kv != "Varlen" or not self.sequences:
-            return self
-        n = self.sequences
-        seq_q, seq_kv = (-(-length // n) for length in (self.seq_q, self.seq_kv))
-        return self._replace(batch=n * self.batch, seq_q=seq_q, seq_kv=seq_kv)
-
-    @property
     def group(self) -> int:
         """Query heads that share one K/V head; at least 1, also when there are no heads."""
         return max(1, self.heads_q // max(1, self.heads_kv))

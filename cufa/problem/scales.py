@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -25,11 +24,6 @@ _CACHES = ("k_cache", "v_cache")
 _AXES = 0, 1, 2
 
 
-def given_scales(arguments: Mapping[str, Any]) -> dict[str, Array]:
-    """Return those scales that the caller gives, by argument."""
-    return {name: arguments[name] for name in SCALES if arguments[name] is not None}
-
-
 def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> str | None:
     """Return the dtype of caches of 8 bits, and None for caches of q's dtype.
 
@@ -38,7 +32,7 @@ def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> st
     caches : mapping
         ``k_cache`` and ``v_cache``.
     scales : mapping
-        As `given_scales` returns them.
+        Those that the caller gives, by argument.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Arrays of new tokens -> `Tokens`: checked, and as views that are written into a cache."""
+"""Arrays of a cache of one layer: `Tokens` that are written to it, and what it has `Held`."""
 
 from __future__ import annotations
 
@@ -41,3 +41,23 @@ class Tokens(NamedTuple):
     k_scale: Array | None = None
     v_scale: Array | None = None
     k_mean: Array | None = None
+
+
+class Held(NamedTuple):
+    """Keys or values of 8 bits of sequences in a cache of one layer.
+
+    Attributes
+    ----------
+    values : array, (batch, heads_kv, capacity, head_dim) or (pages, heads_kv, page_size, head_dim)
+        Bytes.
+    scales : array, (batch, heads_kv, capacity) or (pages, heads_kv, page_size)
+        float32.
+    block_table : array or None, (batch, pages a sequence) int32
+    mean : array or None, (batch, heads_kv, head_dim)
+        float32 rows that were taken off.
+    """
+
+    values: Array
+    scales: Array
+    block_table: Array | None
+    mean: Array | None = None

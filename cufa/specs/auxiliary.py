@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cufa.specs.structs import of_parts, structure
+from cufa.specs.params import whole
 
 
 class AuxiliarySpec(NamedTuple):
@@ -43,4 +43,4 @@ class AuxiliarySpec(NamedTuple):
 
     def parameter(self, score: Sequence[str] = ()) -> np.dtype:
         """Return the layout of what a launch passes by value."""
-        return structure([("params", self.params), *of_parts(score)])
+        return whole(self.params, score)

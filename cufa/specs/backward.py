@@ -14,32 +14,26 @@ from cufa.features.parts import kind_of, part_named
 from cufa.features.user_functions import BLOCKS, OWN
 from cufa.specs import kv
 from cufa.specs.instance import Instance, equal_registers
-from cufa.specs.params import MAP_WORDS, MAPS_ALIGNMENT
+from cufa.specs.params import MAP_WORDS, whole
 from cufa.specs.params import PARAMS as FORWARD
-from cufa.specs.structs import TENSOR, of_parts, structure
+from cufa.specs.structs import TENSOR, extended, struct
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
-PARAMS = np.dtype(
-    [
-        *((name, FORWARD[name]) for name in FORWARD.names or ()),
-        *((name, TENSOR) for name in ("d_out", "dq", "dk", "dv")),
-        *(
-            (name, "u8")
-            for name in ("row_lse", "row_delta", "dq_sums", "turns", "turns_drawn", "kv_sums")
-        ),
-        *(("sinks", "u8"), ("stride_sinks", "i8"), ("d_sinks", "u8")),
-        *((name, "f4") for name in ("scale", "dq_factor")),
-        *((name, "i4") for name in ("workspace_rows", "kv_tiles", "kv_splits", "split_heads")),
-    ],
-    align=True,
+PARAMS = extended(
+    FORWARD,
+    (TENSOR, "d_out dq dk dv"),
+    ("u8", "row_lse row_delta dq_sums turns turns_drawn kv_sums"),
+    *(("u8", "sinks"), ("i8", "stride_sinks"), ("u8", "d_sinks")),
+    ("f4", "scale dq_factor"),
+    ("i4", "workspace_rows kv_tiles kv_splits split_heads"),
 )
 """The layout of ``BackwardParams``."""
 
 MAPPED = ("q", "k", "v", "d_out")
 """The tensors that TMA reads."""
 
-MAPS = np.dtype([(name, "u8", MAP_WORDS) for name in MAPPED])
+MAPS = struct((("u8", MAP_WORDS), " ".join(MAPPED)))
 """The layout of ``BackwardMaps``."""
 
 ROW_UNIT = 128
@@ -87,12 +81,7 @@ def parameter(score: tuple[str, ...], way: str, tma: bool = False) -> np.dtype:
     tma : bool
         Whether tensor maps come first.
     """
-    fields = [("params", PARAMS), *of_parts(score)]
-    if way in kv.PARAMETERS:
-        fields.append(("kv", kv.PARAMETERS[way]))
-    if tma:
-        return structure([("maps", MAPS), *fields], MAPS_ALIGNMENT)
-    return structure(fields)
+    return whole(PARAMS, score, kv.PARAMETERS.get(way), MAPS if tma else None)
 
 
 def shared_memory(v: TemplateArguments) -> dict[str, int]:

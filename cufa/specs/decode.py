@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.rings import Ring
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 _LARGE = ((64, 1, 8), (32, 2, 8), (32, 1, 8))
-_SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
 _OF_TWO = ((32, 2, 8), (16, 2, 8), (16, 2, 4))
 
 
-def _team(v: TemplateArguments) -> int:
-    """Return how many warps share a ring: two where there are more than 16 rows."""
-    return 2 if v.bm > 16 else 1
-
-
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
-    return decode_block.shared_memory(v, _team(v))
+    return decode_block.shared_memory(v, decode_block.team(v.bm))
 
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn % 16:
         return "bm must be 16, 32 or 64, and bn a multiple of 16"
-    complaint = decode_block.complaint(v, _team(v))
+    complaint = decode_block.complaint(v, decode_block.team(v.bm))
     if complaint is not None:
         return complaint
     if v.dtype == "float32" and v.bm != 16:
@@ -40,9 +33,7 @@ SPEC = decode_block.spec(
     shared_memory=_shared_memory,
     complaint=_complaint,
     arguments=(*NUMBERS, "unified", "whole"),
-    rings={
-        16: tuple(Ring(*shape, team=1) for shape in (*_LARGE, *_SMALL)),
-        32: tuple(Ring(*shape, team=2) for shape in (*_OF_TWO, (16, 3, 8))),
-        64: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
-    },
+    rings=decode_block.rings(
+        {16: (*_LARGE, *decode_block.SMALL), 32: (*_OF_TWO, (16, 3, 8)), 64: _OF_TWO}
+    ),
 )

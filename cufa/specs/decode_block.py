@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS
 from cufa.specs.kv import DIVISOR, PAGES
+from cufa.specs.rings import Ring
 from cufa.specs.spec import Spec
 from cufa.specs.structs import TENSOR, struct
 from cufa.specs.template_arguments import TemplateArguments
@@ -25,12 +27,27 @@ DECODE_SCORE = tuple(part.name for part in PARTS.values() if part.decodes)
 """The parts of a score that `decode` takes."""
 
 
+SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
+"""Shapes of rings with tiles of 16 keys, see `rings`."""
+
 _HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 
 
 def padded(head_dim: int) -> int:
     """Return the head dim that is compiled."""
     return next(n for n in _HEAD_DIMS if head_dim <= n)
+
+
+def team(bm: int) -> int:
+    """Return how many warps share a ring, but for wgmma: two where tiles have over 16 rows."""
+    return 2 if bm > 16 else 1
+
+
+def rings(shapes: Mapping[int, tuple[tuple[int, int, int], ...]]) -> dict[int, tuple[Ring, ...]]:
+    """Return rings by the rows of a tile, from keys of a tile, stages and warps of each."""
+    return {
+        rows: tuple(Ring(*each, team(rows)) for each in of_rows) for rows, of_rows in shapes.items()
+    }
 
 
 def partial_floats(blocks: int, rows: int, columns: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.rings import Ring
 from cufa.specs.spec import Spec
 from cufa.specs.structs import TENSOR, extended
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
@@ -13,18 +12,12 @@ PARAMS = extended(decode_block.PARAMS, (TENSOR, "k_scale v_scale"))
 """The layout of ``ScaledParams`` in ``kernels/decode_params.cuh``."""
 
 _LARGE = ((64, 2, 8), (32, 2, 8))
-_SMALL = ((16, 3, 12), (16, 3, 8), (16, 2, 8), (16, 1, 8), (16, 2, 4), (16, 1, 4), (16, 1, 2))
 _OF_TWO = ((32, 3, 8), (32, 2, 8), (16, 3, 8), (16, 2, 8), (16, 2, 4))
 _OF_64_ROWS = ((16, 4, 8), (16, 2, 8), (16, 2, 4))  # with 32 keys registers spill
 
 
-def team(v: TemplateArguments) -> int:
-    """Return how many warps share a ring: two where there are more than 16 rows."""
-    return 2 if v.bm > 16 else 1
-
-
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
-    return decode_block.shared_memory(v, team(v), scaled=True)
+    return decode_block.shared_memory(v, decode_block.team(v.bm), scaled=True)
 
 
 def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
@@ -36,7 +29,7 @@ def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn not in (16, 32, 64, 128):  # threads share out rows evenly
         return "bm must be 16, 32 or 64, and bn 16, 32, 64 or 128"
-    return decode_block.complaint(v, team(v))
+    return decode_block.complaint(v, decode_block.team(v.bm))
 
 
 def spec(name: str, kv_dtype: str) -> Spec:
@@ -49,9 +42,7 @@ def spec(name: str, kv_dtype: str) -> Spec:
         complaint=_complaint,
         params=PARAMS,
         arguments=(*NUMBERS, "whole"),
-        rings={
-            16: tuple(Ring(*shape, team=1) for shape in (*_LARGE, *_SMALL)),
-            32: tuple(Ring(*shape, team=2) for shape in _OF_TWO),
-            64: tuple(Ring(*shape, team=2) for shape in _OF_64_ROWS),
-        },
+        rings=decode_block.rings(
+            {16: (*_LARGE, *decode_block.SMALL), 32: _OF_TWO, 64: _OF_64_ROWS}
+        ),
     )

@@ -10,8 +10,7 @@ import numpy as np
 from cufa.device import Device
 from cufa.specs.instance import Instance, equal_registers
 from cufa.specs.kv import LENGTHS
-from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
-from cufa.specs.structs import of_parts, structure
+from cufa.specs.params import MAPS, PARAMS, whole
 
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
@@ -158,13 +157,7 @@ def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:
         *((number.name, number.dtype) for number in LENGTHS.get(kv, ())),
         *((f"scales_{name}", _SCALES) for name in "qkv"),
     ]
-    fields = [
-        ("maps", MAPS),
-        ("params", PARAMS),
-        *of_parts(score),
-        ("kv", np.dtype(way, align=True)),
-    ]
-    return structure(fields, MAPS_ALIGNMENT)
+    return whole(PARAMS, score, np.dtype(way, align=True), MAPS)
 
 
 SPEC = Fp8Spec("fp8_wgmma", ("float16", "bfloat16"), tuple(_TILES), ("sm_90a",))

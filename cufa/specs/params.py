@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cufa.specs.structs import TENSOR, struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from cufa.specs.structs import TENSOR, of_parts, struct, structure
 
 PARAMS = struct(
     (TENSOR, "q k v o"),
@@ -20,3 +24,31 @@ MAPS = struct((("u8", MAP_WORDS), "q k v o"))
 """The layout of ``TensorMaps``."""
 
 MAPS_ALIGNMENT = 64  # bytes
+
+
+def whole(
+    params: np.dtype,
+    score: Sequence[str],
+    way: np.dtype | None = None,
+    maps: np.dtype | None = None,
+) -> np.dtype:
+    """Return the layout of what a launch passes by value, ``Arguments`` of ``score.cuh``.
+
+    Parameters
+    ----------
+    params : dtype
+        The field `params`.
+    score : sequence of str
+        The parts of the score; those that have parameters have a field.
+    way : dtype, optional
+        The field `kv`, if the way of finding Q, K and V has parameters.
+    maps : dtype, optional
+        The field `maps`, of kernels that use TMA, which comes first: ``TmaArguments`` of
+        ``tile_sm90.cuh``.
+    """
+    fields = [("params", params), *of_parts(score)]
+    if way is not None:
+        fields.append(("kv", way))
+    return (
+        structure(fields) if maps is None else structure([("maps", maps), *fields], MAPS_ALIGNMENT)
+    )

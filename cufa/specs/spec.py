@@ -13,10 +13,9 @@ from cufa.features.parts import PARTS, kind_of
 from cufa.features.user_functions import OWN
 from cufa.specs import kv
 from cufa.specs.costs import Cost
-from cufa.specs.params import MAPS, MAPS_ALIGNMENT, PARAMS
+from cufa.specs.params import MAPS, PARAMS, whole
 from cufa.specs.rings import Ring
 from cufa.specs.space import Space
-from cufa.specs.structs import of_parts, structure
 from cufa.specs.template_arguments import NUMBERS, SWITCHES, TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
@@ -150,18 +149,9 @@ class Spec(NamedTuple):
         return sum(self.shared_memory(v).values())
 
     def parameter(self, v: TemplateArguments) -> np.dtype:
-        """Return the layout of what a launch passes to an instantiation by value.
-
-        It has the fields `maps`, if the kernel uses TMA (``TmaArguments`` of ``tile_sm90.cuh``),
-        `params`, one of each part of the score that has parameters, and `kv`, if the way of finding
-        K and V has any (``Arguments`` of ``score.cuh``).
-        """
-        fields = [("params", self.params), *of_parts(v.score)]
-        if v.kv in kv.PARAMETERS:
-            fields.append(("kv", kv.PARAMETERS[v.kv]))
-        if self.tma:
-            return structure([("maps", MAPS), *fields], MAPS_ALIGNMENT)
-        return structure(fields)
+        """Return the layout of what a launch passes to an instantiation by value."""
+        maps = MAPS if self.tma else None
+        return whole(self.params, v.score, kv.PARAMETERS.get(v.kv), maps)
 
     def _tiles(self, device: Device) -> Tiles:
         newest = max(cc for cc in self.tile_tables if cc <= device.compute_capability)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import linecache
 import re
-import threading
 from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
 from cufa.features.part import Parameter, Part
 from cufa.features.parts import register
+from cufa.remembered import remember
 
 _KNOWN = 256  # traces that are remembered
 _AGAIN = 3  # traces: one that is the same by chance must not pass for all
@@ -82,7 +82,6 @@ class _Traced(NamedTuple):
 
 
 _known: dict[tuple[Any, ...], _Traced] = {}
-_lock = threading.Lock()
 
 
 def trace(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> TracedFunctions:
@@ -121,7 +120,7 @@ def trace(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> Tra
         if traced is None:
             traced = _traced(argument, function, found, by)
             if found.is_known:
-                _remember(key, traced)
+                remember(_known, key, traced, _KNOWN)
         if traced.part is not None:
             parts.append(traced.part)
             of_function = tuple(found.arrays.values())
@@ -151,13 +150,6 @@ def check(argument: str, given: object) -> Any:
     return MethodType(called, given)
 
 
-def _remember(key: tuple[Any, ...], traced: _Traced) -> None:
-    with _lock:
-        _known[key] = traced
-        while len(_known) > _KNOWN:
-            del _known[next(iter(_known))]
-
-
 def _of_text(argument: str, text: str) -> str:
     key = argument, text
     traced = _known.get(key)
@@ -165,7 +157,7 @@ def _of_text(argument: str, text: str) -> str:
         name, source = cpp.of_text(argument, text)
         register(Part(name, argument, source=source))
         traced = _Traced(name, ())
-        _remember(key, traced)
+        remember(_known, key, traced, _KNOWN)
     assert traced.part is not None
     return traced.part
 

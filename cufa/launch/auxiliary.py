@@ -1,0 +1,71 @@
+"""Launches of kernels that compute no attention, which need no plan: their specs say all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cufa import device as devices
+from cufa.arrays import ALIGNMENT, Array, Ints
+from cufa.compiler import jit
+from cufa.launch.launch import PreparedLaunch, launcher
+from cufa.launch.signature import AddressSlot
+from cufa.specs import AUXILIARY_KERNELS
+from cufa.specs.instance import Instance
+
+
+def address(array: Array | None) -> int:
+    """Return the address of an array; 0 if there is none."""
+    return 0 if array is None else int(array.data.ptr)
+
+
+def tensor(array: Array | None) -> Ints:
+    """Return what ``Tensor`` of ``kernels/params.cuh`` holds: the address, and steps in elements.
+
+    Kernels read the last step of an array of four axes only.
+    """
+    if array is None:
+        return 0, 0, 0, 0
+    return (array.data.ptr, *(step // array.itemsize for step in array.strides[:3]))
+
+
+def table(array: Array | None) -> Ints:
+    """Return the address of a block table, and the elements from row to row; 0 if there is none."""
+    return (0, 0) if array is None else (array.data.ptr, array.strides[0] // array.itemsize)
+
+
+def are_aligned(*arrays: Array) -> bool:
+    """Whether rows of 4-D arrays begin at multiples of `ALIGNMENT` bytes."""
+    for array in arrays:
+        axes = zip(array.shape[:3], array.strides[:3], strict=True)
+        steps = (step for n, step in axes if n > 1)
+        if any(step % ALIGNMENT for step in (array.data.ptr, *steps)):
+            return False
+    return True
+
+
+def prepared(
+    instance: Instance,
+    grid: int | tuple[int, int],
+    parameter: Any,
+    places: Sequence[AddressSlot] = (),
+) -> PreparedLaunch:
+    """Return a launch on the current device; the kernel is compiled if need be.
+
+    Parameters
+    ----------
+    instance : Instance
+        Of a kernel with one number of threads.
+    grid : int or tuple of int
+        Blocks, along one axis or two.
+    parameter, places
+        As in `PreparedLaunch`.
+    """
+    import cupy
+
+    device_id = cupy.cuda.runtime.getDevice()
+    function = jit.kernel(instance, devices.of_id(device_id), device_id)
+    blocks, rows = (grid, 1) if isinstance(grid, int) else grid
+    threads = AUXILIARY_KERNELS[instance.kernel].threads
+    launch = launcher(function, (blocks, rows, 1), threads, instance.smem_bytes)
+    return PreparedLaunch(launch, parameter, tuple(places))
