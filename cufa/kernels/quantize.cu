@@ -11,22 +11,47 @@
 #include "ptx_quantize.cuh"
 
 constexpr int ROWS = 128;           // of a tile
-constexpr int CHUNK = 8;            // columns: a row's threads take its chunks in turn
+constexpr int PIECE = 8;            // columns that a thread copies at once
 constexpr int KEYS = 16;            // of a tile that a thread transposes at once
+constexpr int TURNS = 8;            // whose tiles are in shared memory
 constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
 
-// The threads of a block: LANES to a row. cufa/specs/quantize.py has the same numbers.
+// The threads of a block: LANES to a row. TOGETHER columns are transformed together: each lane has
+// a group of them that follow each other, and later a unit of each group.
+// cufa/specs/quantize.py has the same numbers.
 template <int COLUMNS, int LANES>
 struct Shape {
     static constexpr int THREADS = ROWS * LANES, WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
-    static constexpr int STEP = LANES * CHUNK;     // columns between the chunks of a thread
-    static constexpr int CHUNKS = COLUMNS / STEP;  // of a thread
-    // Bytes of a row in shared memory: lanes write 8 bytes of their own banks, but with 256
-    // columns, since other GPUs have less of that memory.
+    static constexpr int TOGETHER = COLUMNS & -COLUMNS;
+    static constexpr int GROUP = TOGETHER / LANES, UNIT = GROUP / LANES;
+    static constexpr int UNITS = COLUMNS / LANES / UNIT;  // of a thread
+    static constexpr int READ = UNIT < PIECE ? UNIT : PIECE;  // columns that a thread reads at once
+    // Bytes of a row in shared memory: lanes write to their own banks, but with 256 columns, since
+    // other GPUs have less of that memory.
     static constexpr int PITCH =
-        COLUMNS == 256 ? COLUMNS + 8 : (COLUMNS + STEP - 1) / (2 * STEP) * 2 * STEP + STEP;
+        COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + GROUP - 1) / (2 * GROUP) * 2 * GROUP + GROUP;
     static constexpr int LARGEST_BYTES = 2 * WARPS * 4;            // of warps, of two tiles in turn
     static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
+    static constexpr int COPY_ROWS = 8;                            // that a warp copies at once
+    static constexpr int COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
+    static constexpr int COPIES_OF_ROW = COLUMNS / COPY_COLUMNS;
+    static constexpr int COPIES = WARP_ROWS / COPY_ROWS * COPIES_OF_ROW;  // of a thread
+
+    // Where a copy and its columns are among those of a warp, so that lanes read from banks of
+    // their own.
+    __device__ static constexpr int place(int row, int column) {
+        const int copy = row / COPY_ROWS * COPIES_OF_ROW + column / COPY_COLUMNS;
+        const int swapped = LANES == 2 ? row / 2 & 1 : UNIT > PIECE ? copy & 1 : 0;
+        const int piece = row % COPY_ROWS * 4 + (column / PIECE % 4 ^ swapped);
+        return copy * THREADS * 16 + piece * 16 + column % PIECE * 2;
+    }
+    // The first column of a thread's unit: when it has been transformed, or when it is read to be.
+    __device__ static constexpr int column(int unit, int lane) {
+        return unit * GROUP + lane * UNIT;
+    }
+    __device__ static constexpr int column_of_group(int unit, int lane) {
+        return unit / LANES * TOGETHER + lane * GROUP + (unit % LANES ^ lane) * UNIT;
+    }
 };
 
 enum Pass {
@@ -79,66 +104,42 @@ __device__ inline RowsOfTile rows_of_tile(const QuantizeParams& p, int batch, in
     return {first + before, (p.used ? min(rows, max(p.used[i], 0)) : rows) - before};
 }
 
-// Columns that are transformed together.
-template <int COLUMNS>
-constexpr int together() {
-    return COLUMNS & -COLUMNS;
-}
-template <int N>
-constexpr float one_by_root() {
-    return N == 32    ? 0.17677669529663687f
-           : N == 64  ? 0.125f
-           : N == 128 ? 0.08838834764831845f
-                      : 0.0625f;
+// The tile of a turn.
+struct alignas(16) Place {
+    long long from;     // bytes of x in front of its first row
+    int rows, padding;  // of x that count, from there on
+    long long to;       // bytes of values in front of it
+    int stored, scale;  // how many of its rows are stored; its first scale
+};
+
+// By what sums are multiplied, so that the transform is orthonormal.
+template <int TOGETHER>
+constexpr float norm() {
+    return TOGETHER == 32    ? 0.17677669529663687f
+           : TOGETHER == 64  ? 0.125f
+           : TOGETHER == 128 ? 0.08838834764831845f
+                             : 0.0625f;
 }
 
-// The signs of a row that change, of the chunks of a thread: those of columns 2 i and 2 i + 1 of
-// chunk k are bits 15 - n and 31 - n, n = 4 k + i, and so are those of two 16-bit numbers after a
-// shift.
-template <int COLUMNS, int LANES>
-__device__ int flips_of(const uint32_t (&signs)[8], int lane, int first) {
-    uint32_t flips = 0;
+// Reads columns of a row. `flips` has the signs that change: of two columns in bits 15 and 31.
+template <int N, class T>
+__device__ void unpack(float* x, const T* p, const uint32_t (&flips)[N / 2]) {
+    if constexpr (sizeof(T) == 4) {
+        float y[N];
+        load_chunk(y, p);
 #pragma unroll
-    for (int k = 0; k < min(Shape<COLUMNS, LANES>::CHUNKS - first, 4); ++k) {
-        const int column = (first + k) * Shape<COLUMNS, LANES>::STEP + lane * CHUNK;
-        const uint32_t its = signs[column / 32] >> column % 32;
+        for (int e = 0; e < N; ++e)
+            x[e] = __uint_as_float(__float_as_uint(y[e]) ^
+                                   (e % 2 ? flips[e / 2] & 0x80000000 : flips[e / 2] << 16));
+    } else {
+        uint32_t words[N / 2];
+        load_words(words, p);
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e)
-            flips |= (its >> e & 1) << (e % 2 * 16 + 15 - e / 2 - 4 * k);
-    }
-    return flips;
-}
-
-// Reads a chunk; `flips` are shifted to be those of its first columns.
-__device__ inline void unpack(float (&x)[CHUNK], const float* p, uint32_t flips) {
-    load_chunk(x, p);
-#pragma unroll
-    for (int e = 0; e < CHUNK; ++e)
-        x[e] = __uint_as_float(__float_as_uint(x[e]) ^
-                               (flips << (16 - e % 2 * 16 + e / 2) & 0x80000000));
-}
-template <class T>
-__device__ void unpack(float (&x)[CHUNK], const T* p, uint32_t flips) {
-    const uint4 loaded = *reinterpret_cast<const uint4*>(p);
-    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t two = words[i] ^ (flips << i & 0x80008000);
-        x[2 * i] = low_to_float<T>(two), x[2 * i + 1] = high_to_float<T>(two);
-    }
-}
-
-// a, b -> a + b, a - b, where b is the one of a higher column.
-template <int CHUNKS>
-__device__ void butterfly_of_lanes(float (&x)[CHUNKS][CHUNK], int lane, int distance) {
-    const float sign = lane & distance ? -1.f : 1.f;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e) {
-            const float other = __shfl_xor_sync(0xffffffff, x[k][e], distance);
-            x[k][e] = x[k][e] * sign + other;  // the product is exact
+        for (int i = 0; i < N / 2; ++i) {
+            const uint32_t two = words[i] ^ flips[i];
+            x[2 * i] = low_to_float<T>(two), x[2 * i + 1] = high_to_float<T>(two);
         }
+    }
 }
 
 __device__ inline void butterfly(float& a, float& b) {
@@ -146,49 +147,77 @@ __device__ inline void butterfly(float& a, float& b) {
     a = sum, b = difference;
 }
 
-template <int COLUMNS, int LANES, int CHUNKS>
-__device__ void transform(float (&x)[CHUNKS][CHUNK], int lane) {
-    constexpr int N = together<COLUMNS>(), STEP = Shape<COLUMNS, LANES>::STEP;
+// Butterflies between units of a thread. Lane i has unit k ^ i as its k-th, so that in some lanes
+// the second of two is that of lower columns; the products are exact.
+template <int LANES, int UNITS, int UNIT>
+__device__ void butterflies_of_units(float (&x)[UNITS][UNIT], int lane) {
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
+    for (int step = 1; step < LANES; step *= 2) {
+        const float sign = lane & step ? -1.f : 1.f;
 #pragma unroll
-        for (int step = 1; step < CHUNK; step *= 2)
+        for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-            for (int e = 0; e < CHUNK; ++e)
-                if (!(e & step)) butterfly(x[k][e], x[k][e + step]);
+            for (int e = 0; e < UNIT; ++e)
+                if (!(u & step)) {
+                    float &a = x[u][e], &b = x[u + step][e];
+                    const float first = fmaf(a, sign, b), second = fmaf(b, -sign, a);
+                    a = first, b = second;
+                }
+    }
+}
+
+// Transforms the columns that the lanes of a row have, but for the norm: each first adds up in its
+// group, then in its units of all groups. Lane i has group k ^ i as its k-th at the end.
+template <int LANES, int UNITS, int UNIT>
+__device__ void transform(float (&x)[UNITS][UNIT], int lane) {
 #pragma unroll
-    for (int distance = 1; distance < STEP / CHUNK; distance *= 2)
-        butterfly_of_lanes(x, lane, distance);
+    for (int step = 1; step < UNIT; step *= 2)
 #pragma unroll
-    for (int step = 1; step < N / STEP; step *= 2)
+        for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-        for (int k = 0; k < CHUNKS; ++k)
+            for (int e = 0; e < UNIT; ++e)
+                if (!(e & step)) butterfly(x[u][e], x[u][e + step]);
+    butterflies_of_units<LANES>(x, lane);
 #pragma unroll
-            for (int e = 0; e < CHUNK; ++e)
-                if (!(k & step)) butterfly(x[k][e], x[k + step][e]);
+    for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
+        for (int e = 0; e < UNIT; ++e)
+            if (u % LANES) x[u][e] = __shfl_xor_sync(0xffffffff, x[u][e], u % LANES);
+    butterflies_of_units<LANES>(x, lane);
+}
+
+// Puts units in order of which lane i has number k ^ i as its k-th.
+template <int LANES, int UNITS, int WORDS>
+__device__ void put_in_order(uint32_t (&y)[UNITS][WORDS], int lane) {
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e)
-            x[k][e] = fmaf(x[k][e], one_by_root<N>(), 0.f);  // no -0, which signs make of zeros
+    for (int step = 1; step < LANES; step *= 2)
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i)
+                if (!(u & step)) {
+                    uint32_t &a = y[u][i], &b = y[u + step][i];
+                    const uint32_t first = lane & step ? b : a, second = lane & step ? a : b;
+                    a = first, b = second;
+                }
 }
 
 // The largest magnitude of finite numbers; the others become NaN.
-template <int CHUNKS>
-__device__ float largest_of(float (&x)[CHUNKS][CHUNK]) {
+template <int UNITS, int UNIT>
+__device__ float largest_of(float (&x)[UNITS][UNIT]) {
     float largest = 0.f;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
+    for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e) largest = max_or_nan(largest, fabsf(x[k][e]));
+        for (int e = 0; e < UNIT; ++e) largest = max_or_nan(largest, fabsf(x[u][e]));
     if (largest < INF) return largest;
     largest = 0.f;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
+    for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e) {
-            if (!(fabsf(x[k][e]) < INF)) x[k][e] = NAN;
-            largest = fmaxf(largest, fabsf(x[k][e]));
+        for (int e = 0; e < UNIT; ++e) {
+            if (!(fabsf(x[u][e]) < INF)) x[u][e] = NAN;
+            largest = fmaxf(largest, fabsf(x[u][e]));
         }
     return largest;
 }
@@ -196,19 +225,6 @@ __device__ float largest_of(float (&x)[CHUNKS][CHUNK]) {
 // The largest number of all lanes; none is negative.
 __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
-}
-
-// The chunks of a thread times a factor, in e4m3.
-template <int STEP, int CHUNKS>
-__device__ void store_e4m3(unsigned char* to, const float (&x)[CHUNKS][CHUNK], float factor) {
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-        float y[CHUNK];
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e) y[e] = x[k][e] * factor;
-        *reinterpret_cast<uint2*>(to + k * STEP) = {pack4_e4m3(y[0], y[1], y[2], y[3]),
-                                                    pack4_e4m3(y[4], y[5], y[6], y[7])};
-    }
 }
 
 // Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
@@ -252,95 +268,158 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     quantize(const __grid_constant__ QuantizeParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
     using S = Shape<COLUMNS, LANES>;
-    constexpr int CHUNKS = S::CHUNKS;
+    constexpr int UNITS = S::UNITS, UNIT = S::UNIT, READ = S::READ;
     constexpr bool AHEAD = sizeof(T) == 2;  // whether the next tile comes to shared memory
-    float* largest_of_warp = reinterpret_cast<float*>(smem);
-    unsigned char* bytes = smem + S::LARGEST_BYTES;
-    T* ahead = reinterpret_cast<T*>(bytes + TRANSPOSED * S::BYTES) + threadIdx.x * CHUNK;
+    constexpr float FACTOR = HADAMARD ? norm<S::TOGETHER>() : 1.f;
+    Place* places = reinterpret_cast<Place*>(smem);
+    float* largest_of_warp = reinterpret_cast<float*>(places + TURNS);
+    uint32_t* flips = reinterpret_cast<uint32_t*>(largest_of_warp + 2 * S::WARPS);
+    unsigned char* bytes = reinterpret_cast<unsigned char*>(flips + HADAMARD * COLUMNS / 2);
+    unsigned char* ahead = bytes + TRANSPOSED * S::BYTES;
     launch_dependents();
     wait_for_kernel_in_front();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
-    const int row_of_tile = threadIdx.x / LANES;
-    int flips[(CHUNKS + 3) / 4] = {};
-    if constexpr (HADAMARD)
-        for (int k = 0; k < CHUNKS; k += 4) {
-            flips[k / 4] = flips_of<COLUMNS, LANES>(p.signs, lane, k);
-            computed_here(flips[k / 4]);
-        }
+    const int row = threadIdx.x / LANES, row_of_warp = row % S::WARP_ROWS;
 
-    // The last tiles come first to be converted: L2 has them.
-    auto tile_of = [&](int turn) { return PASS == CONVERT ? p.tiles - 1 - turn : turn; };
-    int head, block;  // of all batches; of the head
-    bool counts;      // whether our row does
-    const T* from;    // our row
-    auto find = [&](int tile) {
-        head = p.blocks.quotient(tile), block = tile - head * p.blocks.divisor;
-        const int batch = p.heads.quotient(head);
+    auto find = [&](int n) {  // the tile of the n-th turn
+        // The last tiles come first to be converted: L2 has them.
+        const int turn = blockIdx.x + n * gridDim.x;
+        const int tile = PASS == CONVERT ? p.tiles - 1 - turn : turn;
+        const int head = p.blocks.quotient(tile), block = tile - head * p.blocks.divisor;
+        const int batch = p.heads.quotient(head), head_of_batch = head - batch * p.heads.divisor;
         const RowsOfTile its = rows_of_tile(p, batch, block);
-        counts = row_of_tile < its.count;
-        from = head_ptr<const T>(p.x, batch, head - batch * p.heads.divisor) +
-               (counts ? its.first + row_of_tile : 0) * p.x.stride_seq + lane * CHUNK;
-        if constexpr (AHEAD) {
-#pragma unroll
-            for (int k = 0; k < CHUNKS; ++k)
-                cp_async_16(smem_address(ahead + k * S::THREADS * CHUNK), from + k * S::STEP,
-                            counts && k * S::STEP + lane * CHUNK < p.head_dim);
-            cp_async_commit();
-        }
+        Place& place = places[n % TURNS];
+        place.from = (batch * p.x.stride_batch + head_of_batch * p.x.stride_head +
+                      its.first * p.x.stride_seq) *
+                     static_cast<int>(sizeof(T));
+        place.rows = its.count;
+        place.to = (TRANSPOSED ? static_cast<long long>(tile) * ROWS
+                               : static_cast<long long>(head) * p.seq + block * ROWS) *
+                   COLUMNS;
+        place.stored = p.seq - block * ROWS;
+        place.scale = head * p.scales_a_head + (block * ROWS >> p.block_log2);
     };
-    if constexpr (AHEAD) find(tile_of(blockIdx.x));
+    if (threadIdx.x < TURNS && blockIdx.x + threadIdx.x * gridDim.x < p.tiles) find(threadIdx.x);
+    if constexpr (HADAMARD)
+        for (int i = threadIdx.x; i < COLUMNS / 2; i += S::THREADS) {
+            const int at = 2 * i / UNIT;  // of a lane's unit, those of all lanes follow each other
+            const int column = S::column_of_group(at / LANES, at % LANES) + 2 * i % UNIT;
+            const uint32_t two = p.signs[column / 32] >> column % 32;
+            flips[i] = (two & 1) << 15 | (two & 2) << 30;
+        }
+    __syncthreads();
 
-    for (int turn = blockIdx.x, parity = 0; turn < p.tiles; turn += gridDim.x, parity ^= 1) {
-        float x[CHUNKS][CHUNK] = {};
-        const int tile = tile_of(turn);
-        if constexpr (AHEAD)
-            cp_async_wait<0>();
-        else
-            find(tile);
+    // What a thread copies, reads, and looks at among the largest of warps.
+    const int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
+    const int column_copied = threadIdx.x % 4 * PIECE;
+    const T* from = static_cast<const T*>(p.x.data) + row_copied * p.x.stride_seq + column_copied;
+    int copied = warp * 512 + S::place(row_copied % S::WARP_ROWS, column_copied);
+    int read = warp * 512 + S::place(row_of_warp, HADAMARD ? S::column_of_group(0, lane)
+                                                           : S::column(0, lane));
+    // The warps that share a scale, less one: their number is a power of two.
+    const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
+    int looked_at = (warp & ~others) + (threadIdx.x & others);
+    computed_here(from), computed_here(copied), computed_here(read), computed_here(looked_at);
+    auto copy = [&](int n) {
+        const Place& place = places[n % TURNS];
+        const char* its = reinterpret_cast<const char*>(from) + place.from;
+        const int rows = place.rows - row_copied;
 #pragma unroll
-        for (int k = 0; k < CHUNKS; ++k)
-            if constexpr (AHEAD)
-                unpack(x[k], ahead + k * S::THREADS * CHUNK,
-                       static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
-            else if (counts && k * S::STEP + lane * CHUNK < p.head_dim)
-                unpack(x[k], from + k * S::STEP, static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
-        const int its_head = head, its_row = block * ROWS + row_of_tile;
-        if (AHEAD && turn + gridDim.x < p.tiles) find(tile_of(turn + gridDim.x));
-        if constexpr (HADAMARD) transform<COLUMNS, LANES>(x, lane);
+        for (int i = 0; i < S::COPIES; ++i) {
+            const int down = i / S::COPIES_OF_ROW * S::COPY_ROWS;
+            const int along = i % S::COPIES_OF_ROW * S::COPY_COLUMNS;
+            const int at = S::place(down, along);
+            cp_async_16(smem_address(ahead + (copied ^ at % 512) + at / 512 * 512),
+                        reinterpret_cast<const T*>(its) + down * p.x.stride_seq + along,
+                        down < rows && along + column_copied < p.head_dim);
+        }
+        cp_async_commit();
+    };
+    if constexpr (AHEAD) copy(0);
+
+    for (int turn = blockIdx.x, n = 0; turn < p.tiles; turn += gridDim.x, ++n) {
+        float x[UNITS][UNIT] = {};
+        if constexpr (AHEAD) {
+            cp_async_wait<0>();
+            __syncwarp();
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+            for (int e = 0; e < UNIT; e += READ) {
+                uint32_t its_flips[READ / 2] = {};
+                if constexpr (HADAMARD)
+                    load_words(its_flips, flips + ((u * LANES + lane) * UNIT + e) / 2);
+                if constexpr (AHEAD) {
+                    // Bits of places change with the number of a unit as in the first thread.
+                    const int change = HADAMARD ? S::place(0, u % LANES * UNIT + e) : S::place(0, e);
+                    const int more = HADAMARD ? S::place(0, u / LANES * S::TOGETHER)
+                                              : S::place(0, u * S::GROUP);
+                    unpack<READ>(&x[u][e], reinterpret_cast<const T*>(ahead + (read ^ change) + more),
+                                 its_flips);
+                } else {
+                    const Place& place = places[n % TURNS];
+                    const int column =
+                        (HADAMARD ? S::column_of_group(u, lane) : S::column(u, lane)) + e;
+                    if (row < place.rows && column < p.head_dim)
+                        unpack<READ>(&x[u][e],
+                                     static_cast<const T*>(p.x.data) +
+                                         place.from / static_cast<int>(sizeof(T)) +
+                                         row * p.x.stride_seq + column,
+                                     its_flips);
+                }
+            }
+        if constexpr (AHEAD) {
+            __syncwarp();
+            if (turn + gridDim.x < p.tiles) copy(n + 1);
+        }
+        if constexpr (HADAMARD) transform<LANES>(x, lane);
 
         float largest = largest_of(x);
-        const int scale_of_head = its_row >> p.block_log2;
-        const long long scale_at =
-            static_cast<long long>(its_head) * p.scales_a_head + scale_of_head;
+        float* of_warps = largest_of_warp + n % 2 * S::WARPS;
         if constexpr (PASS != CONVERT) {
-            float* of_warps = largest_of_warp + parity * S::WARPS;
             largest = warp_max(largest);
             if (threadIdx.x % 32 == 0) of_warps[warp] = largest;
-            __syncthreads();
-            // The warps that share a scale, less one: their number is a power of two.
-            const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
-            largest = warp_max(of_warps[(warp & ~others) + (threadIdx.x & others)]);
         }
+        __syncthreads();
+        const Place place = places[n % TURNS];
+        const int more = n + TURNS / 2 + threadIdx.x;
+        if (n % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 &&
+            blockIdx.x + more * gridDim.x < p.tiles)
+            find(more);
+        if constexpr (PASS != CONVERT) largest = warp_max(of_warps[looked_at]);
+        const int scale_at = place.scale + (row >> p.block_log2);
         if constexpr (PASS == LARGEST) {
             if (threadIdx.x == 0) red_max(p.largest + scale_at, __float_as_uint(largest));
             continue;
         }
         if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
-        const float scale = largest == 0.f ? 1.f : fmaxf(largest / 448.f, LEAST);
-        if (lane == 0 && its_row < p.seq && (its_row & ((1u << p.block_log2) - 1)) % ROWS == 0)
+        const float scale = largest == 0.f ? 1.f : fmaxf(by_448(largest * FACTOR), LEAST);
+        if (lane == 0 && row < place.stored && (row & ((1 << min(p.block_log2, 7)) - 1)) == 0)
             p.scales[scale_at] = scale;
 
-        const float inverse = 1.f / scale;
-        if constexpr (PASS == CONVERT && TRANSPOSED) __syncthreads();  // the tile in front is out
-        unsigned char* to =
-            TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row_of_tile) + lane * CHUNK
-                       : p.values + (static_cast<long long>(its_head) * p.seq + its_row) * COLUMNS +
-                             lane * CHUNK;
-        if (TRANSPOSED || its_row < p.seq) store_e4m3<S::STEP>(to, x, inverse);
+        const float factor = reciprocal(scale) * FACTOR;
+        uint32_t y[UNITS][UNIT / 4];
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+            for (int i = 0; i < UNIT / 4; ++i) {
+                float four[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e)  // a transform leaves no -0, which signs make of zeros
+                    four[e] = HADAMARD ? fmaf(x[u][4 * i + e], factor, 0.f)
+                                       : x[u][4 * i + e] * factor;
+                y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
+            }
+        if constexpr (HADAMARD) put_in_order<LANES>(y, lane);
+        unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
+                                       : p.values + place.to + (row * COLUMNS + lane * UNIT);
+        if (TRANSPOSED || row < place.stored)
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) store_words(to + u * S::GROUP, y[u]);
         if constexpr (TRANSPOSED) {
             __syncthreads();
-            write_transposed<COLUMNS, LANES>(
-                p.values + tile * static_cast<long long>(COLUMNS * ROWS), bytes);
+            write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);
         }
     }
 }
