@@ -216,7 +216,7 @@ __device__ float largest_of(float (&x)[UNITS][UNIT]) {
     for (int u = 0; u < UNITS; ++u)
 #pragma unroll
         for (int e = 0; e < UNIT; ++e) {
-            if (!(fabsf(x[u][e]) < INF)) x[u][e] = NAN;
+            x[u][e] = fmaf(x[u][e], 0.f, x[u][e]);  // NaN for infinities
             largest = fmaxf(largest, fabsf(x[u][e]));
         }
     return largest;
@@ -383,43 +383,43 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
         }
         __syncthreads();
         const Place place = places[n % TURNS];
-        const int more = n + TURNS / 2 + threadIdx.x;
-        if (n % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 &&
-            blockIdx.x + more * gridDim.x < p.tiles)
-            find(more);
         if constexpr (PASS != CONVERT) largest = warp_max(of_warps[looked_at]);
         const int scale_at = place.scale + (row >> p.block_log2);
         if constexpr (PASS == LARGEST) {
             if (threadIdx.x == 0) red_max(p.largest + scale_at, __float_as_uint(largest));
-            continue;
-        }
-        if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
-        const float scale = largest == 0.f ? 1.f : fmaxf(by_448(largest * FACTOR), LEAST);
-        if (lane == 0 && row < place.stored && (row & ((1 << min(p.block_log2, 7)) - 1)) == 0)
-            p.scales[scale_at] = scale;
+        } else {
+            if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
+            const float scale = largest == 0.f ? 1.f : fmaxf(by_448(largest * FACTOR), LEAST);
+            if (lane == 0 && row < place.stored && (row & ((1 << min(p.block_log2, 7)) - 1)) == 0)
+                p.scales[scale_at] = scale;
 
-        const float factor = reciprocal(scale) * FACTOR;
-        uint32_t y[UNITS][UNIT / 4];
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-            for (int i = 0; i < UNIT / 4; ++i) {
-                float four[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e)  // a transform leaves no -0, which signs make of zeros
-                    four[e] = HADAMARD ? fmaf(x[u][4 * i + e], factor, 0.f)
-                                       : x[u][4 * i + e] * factor;
-                y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
+            const float factor = reciprocal(scale) * FACTOR;
+            uint32_t y[UNITS][UNIT / 4];
+    #pragma unroll
+            for (int u = 0; u < UNITS; ++u)
+    #pragma unroll
+                for (int i = 0; i < UNIT / 4; ++i) {
+                    float four[4];
+    #pragma unroll
+                    for (int e = 0; e < 4; ++e)  // a transform leaves no -0, which signs make of zeros
+                        four[e] = HADAMARD ? fmaf(x[u][4 * i + e], factor, 0.f)
+                                           : x[u][4 * i + e] * factor;
+                    y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
+                }
+            if constexpr (HADAMARD) put_in_order<LANES>(y, lane);
+            unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
+                                           : p.values + place.to + (row * COLUMNS + lane * UNIT);
+            if (TRANSPOSED || row < place.stored)
+    #pragma unroll
+                for (int u = 0; u < UNITS; ++u) store_words(to + u * S::GROUP, y[u]);
+            if constexpr (TRANSPOSED) {
+                __syncthreads();
+                write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);
             }
-        if constexpr (HADAMARD) put_in_order<LANES>(y, lane);
-        unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
-                                       : p.values + place.to + (row * COLUMNS + lane * UNIT);
-        if (TRANSPOSED || row < place.stored)
-#pragma unroll
-            for (int u = 0; u < UNITS; ++u) store_words(to + u * S::GROUP, y[u]);
-        if constexpr (TRANSPOSED) {
-            __syncthreads();
-            write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);
         }
+        const int more = n + TURNS / 2 + threadIdx.x;
+        if (n % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 &&
+            blockIdx.x + more * gridDim.x < p.tiles)
+            find(more);
     }
 }
