@@ -299,7 +299,8 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
         place.stored = p.seq - block * ROWS;
         place.scale = head * p.scales_a_head + (block * ROWS >> p.block_log2);
     };
-    if (threadIdx.x < TURNS && blockIdx.x + threadIdx.x * gridDim.x < p.tiles) find(threadIdx.x);
+    const int turns = (p.tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
+    if (threadIdx.x < min(TURNS, turns)) find(threadIdx.x);
     if constexpr (HADAMARD)
         for (int i = threadIdx.x; i < COLUMNS / 2; i += S::THREADS) {
             const int at = 2 * i / UNIT;  // of a lane's unit, those of all lanes follow each other
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     __syncthreads();
 
     // What a thread copies, reads, and looks at among the largest of warps.
-    const int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
+    int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
     const int column_copied = threadIdx.x % 4 * PIECE;
     const T* from = static_cast<const T*>(p.x.data) + row_copied * p.x.stride_seq + column_copied;
     int copied = warp * 512 + S::place(row_copied % S::WARP_ROWS, column_copied);
@@ -319,7 +320,9 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     // The warps that share a scale, less one: their number is a power of two.
     const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
     int looked_at = (warp & ~others) + (threadIdx.x & others);
+    int columns_left = p.head_dim - column_copied;
     computed_here(from), computed_here(copied), computed_here(read), computed_here(looked_at);
+    computed_here(row_copied), computed_here(columns_left);
     auto copy = [&](int n) {
         const Place& place = places[n % TURNS];
         const char* its = reinterpret_cast<const char*>(from) + place.from;
@@ -331,13 +334,13 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             const int at = S::place(down, along);
             cp_async_16(smem_address(ahead + (copied ^ at % 512) + at / 512 * 512),
                         reinterpret_cast<const T*>(its) + down * p.x.stride_seq + along,
-                        down < rows && along + column_copied < p.head_dim);
+                        down < rows && along < columns_left);
         }
         cp_async_commit();
     };
     if constexpr (AHEAD) copy(0);
 
-    for (int turn = blockIdx.x, n = 0; turn < p.tiles; turn += gridDim.x, ++n) {
+    for (int n = 0; n < turns; ++n) {
         float x[UNITS][UNIT] = {};
         if constexpr (AHEAD) {
             cp_async_wait<0>();
@@ -371,7 +374,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             }
         if constexpr (AHEAD) {
             __syncwarp();
-            if (turn + gridDim.x < p.tiles) copy(n + 1);
+            if (n + 1 < turns) copy(n + 1);
         }
         if constexpr (HADAMARD) transform<LANES>(x, lane);
 
@@ -418,8 +421,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             }
         }
         const int more = n + TURNS / 2 + threadIdx.x;
-        if (n % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 &&
-            blockIdx.x + more * gridDim.x < p.tiles)
+        if (n % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 && more < turns)
             find(more);
     }
 }
