@@ -114,7 +114,8 @@ def test_quantizing(
 ) -> None:
     """Blocks find their tiles anew while they take them."""
     x = rng.standard_normal((1, 9 * 256 // d, 500, d), np.float32).astype(np.float16)
-    for how in ({"hadamard": True}, {"transposed": True}):
+    each: tuple[dict[str, Any], ...] = {"hadamard": True}, {"transposed": True}
+    for how in each:
         found = cufa.quantize(on_gpu(x), granularity=granularity, **how)
         expected = cufa.quantize(x, granularity=granularity, **how)
         np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))

@@ -80,5 +80,5 @@ def _largest(rows: np.ndarray, block: int) -> np.ndarray:
 
 
 def _scale(largest: np.ndarray, factor: np.float32) -> np.ndarray:
-    """Return by what numbers times a factor are divided, so that the largest has the last byte."""
+    """Return by what numbers times a factor are divided, so that the largest becomes `LARGEST`."""
     return np.where(largest == 0, np.float32(1), np.maximum(largest * factor / LARGEST, _LEAST))

@@ -62,29 +62,3 @@ __device__ void store_chunk(T* p, const float (&x)[N]) {
         }
     }
 }
-
-// Four, eight or sixteen bytes at an address that is aligned so.
-template <int N>
-__device__ void load_words(uint32_t (&x)[N], const void* p) {
-    if constexpr (N == 1) {
-        x[0] = *static_cast<const uint32_t*>(p);
-    } else if constexpr (N == 2) {
-        const uint2 loaded = *static_cast<const uint2*>(p);
-        x[0] = loaded.x, x[1] = loaded.y;
-    } else {
-        static_assert(N == 4);
-        const uint4 loaded = *static_cast<const uint4*>(p);
-        x[0] = loaded.x, x[1] = loaded.y, x[2] = loaded.z, x[3] = loaded.w;
-    }
-}
-template <int N>
-__device__ void store_words(void* p, const uint32_t (&x)[N]) {
-    if constexpr (N == 1) {
-        *static_cast<uint32_t*>(p) = x[0];
-    } else if constexpr (N == 2) {
-        *static_cast<uint2*>(p) = {x[0], x[1]};
-    } else {
-        static_assert(N == 4);
-        *static_cast<uint4*>(p) = {x[0], x[1], x[2], x[3]};
-    }
-}

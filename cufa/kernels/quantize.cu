@@ -6,51 +6,47 @@
 // zeros.
 #include "chunk.cuh"
 #include "divisor.cuh"
+#include "hadamard.cuh"
 #include "params.cuh"
 #include "ptx_expand.cuh"
 #include "ptx_quantize.cuh"
 
 constexpr int ROWS = 128;           // of a tile
-constexpr int PIECE = 8;            // columns that a thread copies at once
+constexpr int PIECE = 8;            // columns that a thread copies and reads at once
 constexpr int KEYS = 16;            // of a tile that a thread transposes at once
-constexpr int TURNS = 8;            // whose tiles are in shared memory
+constexpr int TURNS = 8;            // whose places are in shared memory
 constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
 
-// The threads of a block: LANES to a row. TOGETHER columns are transformed together: each lane has
-// a group of them that follow each other, and later a unit of each group.
-// cufa/specs/quantize.py has the same numbers.
+// The threads of a block: LANES to a row, of which TOGETHER columns are transformed together. A
+// thread has units of columns, see hadamard.cuh. cufa/specs/quantize.py has the same numbers.
 template <int COLUMNS, int LANES>
 struct Shape {
     static constexpr int THREADS = ROWS * LANES, WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
-    static constexpr int TOGETHER = COLUMNS & -COLUMNS;
-    static constexpr int GROUP = TOGETHER / LANES, UNIT = GROUP / LANES;
-    static constexpr int UNITS = COLUMNS / LANES / UNIT;  // of a thread
-    static constexpr int READ = UNIT < PIECE ? UNIT : PIECE;  // columns that a thread reads at once
-    // Bytes of a row in shared memory: lanes write to their own banks, but with 256 columns, since
-    // other GPUs have less of that memory.
+    static constexpr int TOGETHER = COLUMNS & -COLUMNS, GROUP = TOGETHER / LANES;
+    static constexpr int UNIT = GROUP / LANES, UNITS = COLUMNS / GROUP;
+    // Bytes of a row to be transposed: lanes write to their own banks, but with 256 columns, since
+    // other GPUs have less shared memory.
     static constexpr int PITCH =
         COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + GROUP - 1) / (2 * GROUP) * 2 * GROUP + GROUP;
-    static constexpr int LARGEST_BYTES = 2 * WARPS * 4;            // of warps, of two tiles in turn
     static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
-    static constexpr int COPY_ROWS = 8;                            // that a warp copies at once
-    static constexpr int COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
-    static constexpr int COPIES_OF_ROW = COLUMNS / COPY_COLUMNS;
-    static constexpr int COPIES = WARP_ROWS / COPY_ROWS * COPIES_OF_ROW;  // of a thread
+    // A warp copies pieces of several rows at once, COPIES times.
+    static constexpr int COPY_ROWS = 8, COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
+    static constexpr int COPIES = COLUMNS * WARP_ROWS / (COPY_COLUMNS * COPY_ROWS);
 
-    // Where a copy and its columns are among those of a warp, so that lanes read from banks of
-    // their own.
-    __device__ static constexpr int place(int row, int column) {
-        const int copy = row / COPY_ROWS * COPIES_OF_ROW + column / COPY_COLUMNS;
-        const int swapped = LANES == 2 ? row / 2 & 1 : UNIT > PIECE ? copy & 1 : 0;
-        const int piece = row % COPY_ROWS * 4 + (column / PIECE % 4 ^ swapped);
-        return copy * THREADS * 16 + piece * 16 + column % PIECE * 2;
-    }
-    // The first column of a thread's unit: when it has been transformed, or when it is read to be.
+    // The first column of a unit, after the transform and before it.
     __device__ static constexpr int column(int unit, int lane) {
         return unit * GROUP + lane * UNIT;
     }
-    __device__ static constexpr int column_of_group(int unit, int lane) {
+    __device__ static constexpr int column_before(int unit, int lane) {
         return unit / LANES * TOGETHER + lane * GROUP + (unit % LANES ^ lane) * UNIT;
+    }
+    // Where a warp has a column of 16 bits in shared memory, one copy behind the other. Pieces
+    // change places so that lanes read from their own banks.
+    __device__ static constexpr int place(int row, int column) {
+        const int copy = row / COPY_ROWS * (COLUMNS / COPY_COLUMNS) + column / COPY_COLUMNS;
+        const int change = LANES == 2 ? row / 2 % 2 : UNIT > PIECE ? copy % 2 : 0;
+        const int piece = row % COPY_ROWS * 4 + (column / PIECE % 4 ^ change);
+        return copy * THREADS * 16 + piece * 16 + column % PIECE * 2;
     }
 };
 
@@ -62,7 +58,7 @@ enum Pass {
 
 // cufa/specs/quantize.py holds the same layout as a NumPy dtype.
 struct QuantizeParams {
-    Tensor x;  // (batch, heads, seq, head_dim); head_dim is a multiple of CHUNK
+    Tensor x;  // (batch, heads, seq, head_dim); head_dim is a multiple of PIECE
     unsigned char*
         values;         // (batch, heads, seq, COLUMNS), or (batch, heads, blocks, COLUMNS, ROWS)
     float* scales;      // (batch, heads, scales_a_head), or one for all
@@ -104,102 +100,33 @@ __device__ inline RowsOfTile rows_of_tile(const QuantizeParams& p, int batch, in
     return {first + before, (p.used ? min(rows, max(p.used[i], 0)) : rows) - before};
 }
 
-// The tile of a turn.
+// Where the tile of a turn is.
 struct alignas(16) Place {
-    long long from;     // bytes of x in front of its first row
+    long long from;     // elements of x in front of its first row
     int rows, padding;  // of x that count, from there on
     long long to;       // bytes of values in front of it
     int stored, scale;  // how many of its rows are stored; its first scale
 };
 
-// By what sums are multiplied, so that the transform is orthonormal.
-template <int TOGETHER>
-constexpr float norm() {
-    return TOGETHER == 32    ? 0.17677669529663687f
-           : TOGETHER == 64  ? 0.125f
-           : TOGETHER == 128 ? 0.08838834764831845f
-                             : 0.0625f;
-}
-
-// Reads columns of a row. `flips` has the signs that change: of two columns in bits 15 and 31.
-template <int N, class T>
-__device__ void unpack(float* x, const T* p, const uint32_t (&flips)[N / 2]) {
-    if constexpr (sizeof(T) == 4) {
-        float y[N];
-        load_chunk(y, p);
+// Reads columns. `flips` has the signs that change: of two columns in bits 15 and 31.
+__device__ inline void unpack(float* x, const float* p, const uint4& flips) {
+    const uint32_t of_two[] = {flips.x, flips.y, flips.z, flips.w};
+    float y[PIECE];
+    load_chunk(y, p);
 #pragma unroll
-        for (int e = 0; e < N; ++e)
-            x[e] = __uint_as_float(__float_as_uint(y[e]) ^
-                                   (e % 2 ? flips[e / 2] & 0x80000000 : flips[e / 2] << 16));
-    } else {
-        uint32_t words[N / 2];
-        load_words(words, p);
-#pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            const uint32_t two = words[i] ^ flips[i];
-            x[2 * i] = low_to_float<T>(two), x[2 * i + 1] = high_to_float<T>(two);
-        }
+    for (int e = 0; e < PIECE; ++e) {
+        const uint32_t flip = e % 2 ? of_two[e / 2] & 0x80000000 : of_two[e / 2] << 16;
+        x[e] = __uint_as_float(__float_as_uint(y[e]) ^ flip);
     }
 }
-
-__device__ inline void butterfly(float& a, float& b) {
-    const float sum = a + b, difference = a - b;
-    a = sum, b = difference;
-}
-
-// Butterflies between units of a thread. Lane i has unit k ^ i as its k-th, so that in some lanes
-// the second of two is that of lower columns; the products are exact.
-template <int LANES, int UNITS, int UNIT>
-__device__ void butterflies_of_units(float (&x)[UNITS][UNIT], int lane) {
+template <class T>
+__device__ void unpack(float* x, const T* p, const uint4& flips) {
+    const uint4 loaded = *reinterpret_cast<const uint4*>(p);
+    const uint32_t words[] = {loaded.x ^ flips.x, loaded.y ^ flips.y, loaded.z ^ flips.z,
+                              loaded.w ^ flips.w};
 #pragma unroll
-    for (int step = 1; step < LANES; step *= 2) {
-        const float sign = lane & step ? -1.f : 1.f;
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-            for (int e = 0; e < UNIT; ++e)
-                if (!(u & step)) {
-                    float &a = x[u][e], &b = x[u + step][e];
-                    const float first = fmaf(a, sign, b), second = fmaf(b, -sign, a);
-                    a = first, b = second;
-                }
-    }
-}
-
-// Transforms the columns that the lanes of a row have, but for the norm: each first adds up in its
-// group, then in its units of all groups. Lane i has group k ^ i as its k-th at the end.
-template <int LANES, int UNITS, int UNIT>
-__device__ void transform(float (&x)[UNITS][UNIT], int lane) {
-#pragma unroll
-    for (int step = 1; step < UNIT; step *= 2)
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-            for (int e = 0; e < UNIT; ++e)
-                if (!(e & step)) butterfly(x[u][e], x[u][e + step]);
-    butterflies_of_units<LANES>(x, lane);
-#pragma unroll
-    for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-        for (int e = 0; e < UNIT; ++e)
-            if (u % LANES) x[u][e] = __shfl_xor_sync(0xffffffff, x[u][e], u % LANES);
-    butterflies_of_units<LANES>(x, lane);
-}
-
-// Puts units in order of which lane i has number k ^ i as its k-th.
-template <int LANES, int UNITS, int WORDS>
-__device__ void put_in_order(uint32_t (&y)[UNITS][WORDS], int lane) {
-#pragma unroll
-    for (int step = 1; step < LANES; step *= 2)
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i)
-                if (!(u & step)) {
-                    uint32_t &a = y[u][i], &b = y[u + step][i];
-                    const uint32_t first = lane & step ? b : a, second = lane & step ? a : b;
-                    a = first, b = second;
-                }
+    for (int i = 0; i < PIECE / 2; ++i)
+        x[2 * i] = low_to_float<T>(words[i]), x[2 * i + 1] = high_to_float<T>(words[i]);
 }
 
 // The largest magnitude of finite numbers; the others become NaN.
@@ -225,6 +152,14 @@ __device__ float largest_of(float (&x)[UNITS][UNIT]) {
 // The largest number of all lanes; none is negative.
 __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
+}
+
+// A unit in e4m3.
+__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[2]) {
+    *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
+}
+__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[4]) {
+    *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
 }
 
 // Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
@@ -268,9 +203,9 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     quantize(const __grid_constant__ QuantizeParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
     using S = Shape<COLUMNS, LANES>;
-    constexpr int UNITS = S::UNITS, UNIT = S::UNIT, READ = S::READ;
+    constexpr int UNITS = S::UNITS, UNIT = S::UNIT;
     constexpr bool AHEAD = sizeof(T) == 2;  // whether the next tile comes to shared memory
-    constexpr float FACTOR = HADAMARD ? norm<S::TOGETHER>() : 1.f;
+    constexpr float NORM = HADAMARD ? norm<S::TOGETHER>() : 1.f;
     Place* places = reinterpret_cast<Place*>(smem);
     float* largest_of_warp = reinterpret_cast<float*>(places + TURNS);
     uint32_t* flips = reinterpret_cast<uint32_t*>(largest_of_warp + 2 * S::WARPS);
@@ -278,69 +213,86 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     unsigned char* ahead = bytes + TRANSPOSED * S::BYTES;
     launch_dependents();
     wait_for_kernel_in_front();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
-    const int row = threadIdx.x / LANES, row_of_warp = row % S::WARP_ROWS;
+    const int warp = threadIdx.x / 32, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int turns = (p.tiles - 1 - int(blockIdx.x)) / int(gridDim.x) + 1;
 
-    auto find = [&](int n) {  // the tile of the n-th turn
+    // A thread finds the place of a turn for all others.
+    auto find = [&](int turn) {
         // The last tiles come first to be converted: L2 has them.
-        const int turn = blockIdx.x + n * gridDim.x;
-        const int tile = PASS == CONVERT ? p.tiles - 1 - turn : turn;
+        const int taken = blockIdx.x + turn * gridDim.x;
+        const int tile = PASS == CONVERT ? p.tiles - 1 - taken : taken;
         const int head = p.blocks.quotient(tile), block = tile - head * p.blocks.divisor;
         const int batch = p.heads.quotient(head), head_of_batch = head - batch * p.heads.divisor;
         const RowsOfTile its = rows_of_tile(p, batch, block);
-        Place& place = places[n % TURNS];
-        place.from = (batch * p.x.stride_batch + head_of_batch * p.x.stride_head +
-                      its.first * p.x.stride_seq) *
-                     static_cast<int>(sizeof(T));
+        Place& place = places[turn % TURNS];
+        place.from =
+            batch * p.x.stride_batch + head_of_batch * p.x.stride_head + its.first * p.x.stride_seq;
         place.rows = its.count;
-        place.to = (TRANSPOSED ? static_cast<long long>(tile) * ROWS
-                               : static_cast<long long>(head) * p.seq + block * ROWS) *
-                   COLUMNS;
+        const long long row = TRANSPOSED ? static_cast<long long>(tile) * ROWS
+                                         : static_cast<long long>(head) * p.seq + block * ROWS;
+        place.to = row * COLUMNS;
         place.stored = p.seq - block * ROWS;
         place.scale = head * p.scales_a_head + (block * ROWS >> p.block_log2);
     };
-    const int turns = (p.tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x) + 1;
     if (threadIdx.x < min(TURNS, turns)) find(threadIdx.x);
-    if constexpr (HADAMARD)
+    if constexpr (HADAMARD)  // in the order in which lanes read them
         for (int i = threadIdx.x; i < COLUMNS / 2; i += S::THREADS) {
-            const int at = 2 * i / UNIT;  // of a lane's unit, those of all lanes follow each other
-            const int column = S::column_of_group(at / LANES, at % LANES) + 2 * i % UNIT;
+            const int at = 2 * i / UNIT;
+            const int column = S::column_before(at / LANES, at % LANES) + 2 * i % UNIT;
             const uint32_t two = p.signs[column / 32] >> column % 32;
             flips[i] = (two & 1) << 15 | (two & 2) << 30;
         }
     __syncthreads();
 
-    // What a thread copies, reads, and looks at among the largest of warps.
-    int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
     const int column_copied = threadIdx.x % 4 * PIECE;
+    int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
+    int columns_copied = p.head_dim - column_copied;
     const T* from = static_cast<const T*>(p.x.data) + row_copied * p.x.stride_seq + column_copied;
     int copied = warp * 512 + S::place(row_copied % S::WARP_ROWS, column_copied);
-    int read = warp * 512 + S::place(row_of_warp, HADAMARD ? S::column_of_group(0, lane)
-                                                           : S::column(0, lane));
-    // The warps that share a scale, less one: their number is a power of two.
-    const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
-    int looked_at = (warp & ~others) + (threadIdx.x & others);
-    int columns_left = p.head_dim - column_copied;
-    computed_here(from), computed_here(copied), computed_here(read), computed_here(looked_at);
-    computed_here(row_copied), computed_here(columns_left);
-    auto copy = [&](int n) {
-        const Place& place = places[n % TURNS];
-        const char* its = reinterpret_cast<const char*>(from) + place.from;
+    auto copy = [&](int turn) {
+        const Place& place = places[turn % TURNS];
+        const T* its = from + place.from;
         const int rows = place.rows - row_copied;
 #pragma unroll
         for (int i = 0; i < S::COPIES; ++i) {
-            const int down = i / S::COPIES_OF_ROW * S::COPY_ROWS;
-            const int along = i % S::COPIES_OF_ROW * S::COPY_COLUMNS;
-            const int at = S::place(down, along);
+            const int down = i * S::COPY_COLUMNS / COLUMNS * S::COPY_ROWS;
+            const int along = i * S::COPY_COLUMNS % COLUMNS, at = S::place(down, along);
             cp_async_16(smem_address(ahead + (copied ^ at % 512) + at / 512 * 512),
-                        reinterpret_cast<const T*>(its) + down * p.x.stride_seq + along,
-                        down < rows && along < columns_left);
+                        its + down * p.x.stride_seq + along, down < rows && along < columns_copied);
         }
         cp_async_commit();
     };
-    if constexpr (AHEAD) copy(0);
+    int read = warp * 512 + S::place(row % S::WARP_ROWS,
+                                     HADAMARD ? S::column_before(0, lane) : S::column(0, lane));
+    auto unpack_of = [&](float* x, int turn, int unit, int e) {
+        uint4 its_flips = {};
+        if constexpr (HADAMARD)
+            its_flips =
+                reinterpret_cast<const uint4*>(flips)[((unit * LANES + lane) * UNIT + e) / PIECE];
+        if constexpr (AHEAD) {
+            // The lowest units and columns change the same bits of a place in all threads.
+            constexpr int FIRST = HADAMARD ? LANES : 1;
+            const int change = S::place(0, unit % FIRST * UNIT + e);
+            const int behind = S::place(0, unit / FIRST * FIRST * S::GROUP);
+            unpack(x, reinterpret_cast<const T*>(ahead + (read ^ change) + behind), its_flips);
+        } else {
+            const Place& place = places[turn % TURNS];
+            const int column =
+                (HADAMARD ? S::column_before(unit, lane) : S::column(unit, lane)) + e;
+            if (row < place.rows && column < p.head_dim)
+                unpack(x,
+                       static_cast<const T*>(p.x.data) + place.from + row * p.x.stride_seq + column,
+                       its_flips);
+        }
+    };
+    // The warps that share a scale, less one: their number is a power of two.
+    const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
+    int looked_at = (warp & ~others) + (threadIdx.x & others);
+    computed_here(row_copied), computed_here(columns_copied), computed_here(from);
+    computed_here(copied), computed_here(read), computed_here(looked_at);
 
-    for (int n = 0; n < turns; ++n) {
+    if constexpr (AHEAD) copy(0);
+    for (int turn = 0; turn < turns; ++turn) {
         float x[UNITS][UNIT] = {};
         if constexpr (AHEAD) {
             cp_async_wait<0>();
@@ -349,62 +301,40 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
 #pragma unroll
         for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-            for (int e = 0; e < UNIT; e += READ) {
-                uint32_t its_flips[READ / 2] = {};
-                if constexpr (HADAMARD)
-                    load_words(its_flips, flips + ((u * LANES + lane) * UNIT + e) / 2);
-                if constexpr (AHEAD) {
-                    // Bits of places change with the number of a unit as in the first thread.
-                    const int change = HADAMARD ? S::place(0, u % LANES * UNIT + e) : S::place(0, e);
-                    const int more = HADAMARD ? S::place(0, u / LANES * S::TOGETHER)
-                                              : S::place(0, u * S::GROUP);
-                    unpack<READ>(&x[u][e], reinterpret_cast<const T*>(ahead + (read ^ change) + more),
-                                 its_flips);
-                } else {
-                    const Place& place = places[n % TURNS];
-                    const int column =
-                        (HADAMARD ? S::column_of_group(u, lane) : S::column(u, lane)) + e;
-                    if (row < place.rows && column < p.head_dim)
-                        unpack<READ>(&x[u][e],
-                                     static_cast<const T*>(p.x.data) +
-                                         place.from / static_cast<int>(sizeof(T)) +
-                                         row * p.x.stride_seq + column,
-                                     its_flips);
-                }
-            }
+            for (int e = 0; e < UNIT; e += PIECE) unpack_of(&x[u][e], turn, u, e);
         if constexpr (AHEAD) {
             __syncwarp();
-            if (n + 1 < turns) copy(n + 1);
+            if (turn + 1 < turns) copy(turn + 1);
         }
         if constexpr (HADAMARD) transform<LANES>(x, lane);
 
         float largest = largest_of(x);
-        float* of_warps = largest_of_warp + n % 2 * S::WARPS;
+        float* of_warps = largest_of_warp + turn % 2 * S::WARPS;
         if constexpr (PASS != CONVERT) {
             largest = warp_max(largest);
             if (threadIdx.x % 32 == 0) of_warps[warp] = largest;
         }
         __syncthreads();
-        const Place place = places[n % TURNS];
         if constexpr (PASS != CONVERT) largest = warp_max(of_warps[looked_at]);
+        const Place place = places[turn % TURNS];
         const int scale_at = place.scale + (row >> p.block_log2);
         if constexpr (PASS == LARGEST) {
             if (threadIdx.x == 0) red_max(p.largest + scale_at, __float_as_uint(largest));
         } else {
             if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
-            const float scale = largest == 0.f ? 1.f : fmaxf(by_448(largest * FACTOR), LEAST);
+            const float scale = largest == 0.f ? 1.f : fmaxf(by_448(largest * NORM), LEAST);
             if (lane == 0 && row < place.stored && (row & ((1 << min(p.block_log2, 7)) - 1)) == 0)
                 p.scales[scale_at] = scale;
 
-            const float factor = reciprocal(scale) * FACTOR;
+            const float factor = reciprocal(scale) * NORM;
             uint32_t y[UNITS][UNIT / 4];
-    #pragma unroll
+#pragma unroll
             for (int u = 0; u < UNITS; ++u)
-    #pragma unroll
+#pragma unroll
                 for (int i = 0; i < UNIT / 4; ++i) {
                     float four[4];
-    #pragma unroll
-                    for (int e = 0; e < 4; ++e)  // a transform leaves no -0, which signs make of zeros
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)  // signs make -0 of zeros: the sum is 0
                         four[e] = HADAMARD ? fmaf(x[u][4 * i + e], factor, 0.f)
                                            : x[u][4 * i + e] * factor;
                     y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
@@ -413,15 +343,15 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
             unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
                                            : p.values + place.to + (row * COLUMNS + lane * UNIT);
             if (TRANSPOSED || row < place.stored)
-    #pragma unroll
-                for (int u = 0; u < UNITS; ++u) store_words(to + u * S::GROUP, y[u]);
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u) store_unit(to + u * S::GROUP, y[u]);
             if constexpr (TRANSPOSED) {
                 __syncthreads();
                 write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);
             }
         }
-        const int more = n + TURNS / 2 + threadIdx.x;
-        if (n % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 && more < turns)
-            find(more);
+        // All have come by their places of the turns in front.
+        const int found = turn + TURNS / 2 + threadIdx.x;
+        if (turn % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 && found < turns) find(found);
     }
 }

@@ -72,7 +72,8 @@ class Shape(NamedTuple):
 
 def shape(columns: int) -> Shape:
     """Return the shape for rows of this length: registers hold the tiles of all blocks."""
-    return {64: Shape(2, 4), 96: Shape(2, 3), 128: Shape(4, 2), 192: Shape(2, 2), 256: Shape(4, 1)}[columns]
+    lanes = 4 if columns in (128, 256) else 2
+    return Shape(lanes, {64: 4, 96: 3, 128: 2, 192: 2, 256: 1}[columns])
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
