@@ -174,6 +174,7 @@ __device__ int row_place(int row) {
 template <int COLUMNS, int LANES>
 __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
     constexpr int GROUPS = ROWS / KEYS, QUAD = 4;  // columns of a thread
+#pragma unroll 1  // a thread seldom has two
     for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += Shape<COLUMNS, LANES>::THREADS) {
         const int group = i % GROUPS, column = i / GROUPS * QUAD;
         const unsigned char* from = tile + row_place<COLUMNS, LANES>(group * KEYS) + column;
