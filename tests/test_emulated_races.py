@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from emulated import FOLDERS, SHARED, Emulator, needs_compiler
 from exhaustive import exhaustive
+from played_gpu import on_gpu
 from shared_libraries import Sources
 from test_emulated_decode import checked, emulated, shares  # noqa: F401
 from test_emulated_decode8 import checked8
 
+import cufa
 from cufa import device
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
@@ -99,6 +101,25 @@ def test_decoding(
 ) -> None:
     (checked8 if "kind" in options else checked)(rng, lengths, **options)
     assert emulated.races() == {kernel: 0}
+
+
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("granularity", ["block", "head"])
+@exhaustive("quantize", but=lambda d, granularity: (d, granularity) == (128, "block"))
+def test_quantizing(
+    emulated: Watching,  # noqa: F811
+    rng: np.random.Generator,
+    d: int,
+    granularity: Any,
+) -> None:
+    """Blocks find their tiles anew while they take them."""
+    x = rng.standard_normal((1, 9 * 256 // d, 500, d), np.float32).astype(np.float16)
+    each: tuple[dict[str, Any], ...] = {"hadamard": True}, {"transposed": True}
+    for how in each:
+        found = cufa.quantize(on_gpu(x), granularity=granularity, **how)
+        expected = cufa.quantize(x, granularity=granularity, **how)
+        np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
+    assert emulated.races() == {"quantize": 0}
 
 
 #: Barriers of ``decode_block.cuh``, by what they stand in front of.

@@ -15,7 +15,15 @@ from reference import DTYPES
 import cufa
 from cufa import device
 from cufa.compiler import nvrtc
-from cufa.quantized.transform import COLUMNS, restored, signs, together, transformed
+from cufa.quantized.transform import (
+    COLUMNS,
+    norm,
+    restored,
+    signs,
+    sums,
+    together,
+    transformed,
+)
 from cufa.specs.quantize import CONVERT, LARGEST, WHOLE, instance
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -80,6 +88,19 @@ def test_a_scale_is_of_the_largest_number(
         expected = np.clip(x[:, :, rows] * inverse, -448, 448).astype(E4M3)
         assert np.array_equal(x8.values[:, :, rows].view(np.uint8), expected.view(np.uint8))
     assert np.abs(x8.values.astype(np.float32)).max(axis=(2, 3)).min() == 448
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_scale_of_transformed_rows(rng: np.random.Generator, columns: int) -> None:
+    """The largest number is that of the transform, whose norm is part of the scale."""
+    x = drawn(rng, 1, 1, 128, columns)
+    x8 = cufa.quantize(x, hadamard=True, seed=3)
+    largest = np.abs(transformed(x, 3, np)).max()
+    assert x8.scales[0, 0, 0] == largest / np.float32(448)
+    assert np.abs(x8.values.astype(np.float32)).max() == 448
+    inverse = 1 / x8.scales[0, 0, 0] * norm(columns)
+    expected = np.clip(sums(x, 3, np) * inverse, -448, 448).astype(E4M3)
+    assert np.array_equal(x8.values.view(np.uint8), expected.view(np.uint8))
 
 
 def test_one_scale_of_a_tensor(rng: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from cufa.quantized.e4m3 import E4M3, LARGEST, rounded
 from cufa.quantized.rows import MOST_MEAN
 from cufa.quantized.scales import shape_of_scales
-from cufa.quantized.transform import columns_of, transformed
+from cufa.quantized.transform import columns_of, norm, sums, transformed
 
 #: The least scale, 2^-126: its reciprocal is finite.
 _LEAST = np.finfo(np.float32).tiny
@@ -40,9 +40,10 @@ def quantize(
     mean = np.zeros((batch, heads, columns), np.float32) if smooth else None
     each_head = list(np.ndindex(batch, heads)) if seq else []
     rows_of_scale = block or seq
+    factor = norm(columns) if hadamard else np.float32(1)
 
     def prepared(i: tuple[int, ...]) -> np.ndarray:
-        """Return the rows of a head, transformed if they are to be."""
+        """Return the rows of a head, to be multiplied by `factor`."""
         rows = np.zeros((seq, columns), np.float32)
         n = seq if used is None else int(used[i[0]])
         rows[:n, :head_dim] = x[i][:n]
@@ -50,17 +51,17 @@ def quantize(
             its = _mean(rows)
             rows -= its
             mean[i] = transformed(its, seed, np) if hadamard else its
-        return transformed(rows, seed, np) if hadamard else rows
+        return sums(rows, seed, np) if hadamard else rows
 
     with np.errstate(all="ignore"):  # infinities and NaN become NaN
         if granularity == "tensor":
             largest = [_largest(prepared(i), seq).max() for i in each_head]
-            scales[...] = _scale(np.max(largest, initial=0))
+            scales[...] = _scale(np.max(largest, initial=0), factor)
         for i in each_head:
             rows = prepared(i)
             if granularity != "tensor":
-                scales[i] = _scale(_largest(rows, rows_of_scale))
-            inverse = 1 / (scales[0, 0] if granularity == "tensor" else scales[i])
+                scales[i] = _scale(_largest(rows, rows_of_scale), factor)
+            inverse = 1 / (scales[0, 0] if granularity == "tensor" else scales[i]) * factor
             values[i] = rounded(rows * np.repeat(inverse, rows_of_scale)[:seq, None])
     return values, scales, mean
 
@@ -78,6 +79,6 @@ def _largest(rows: np.ndarray, block: int) -> np.ndarray:
     return found
 
 
-def _scale(largest: np.ndarray) -> np.ndarray:
-    """Return by what numbers are divided, so that the largest has the largest byte."""
-    return np.where(largest == 0, np.float32(1), np.maximum(largest / LARGEST, _LEAST))
+def _scale(largest: np.ndarray, factor: np.float32) -> np.ndarray:
+    """Return by what numbers times a factor are divided, so that the largest becomes `LARGEST`."""
+    return np.where(largest == 0, np.float32(1), np.maximum(largest * factor / LARGEST, _LEAST))

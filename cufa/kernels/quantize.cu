@@ -6,27 +6,48 @@
 // zeros.
 #include "chunk.cuh"
 #include "divisor.cuh"
+#include "hadamard.cuh"
 #include "params.cuh"
 #include "ptx_expand.cuh"
 #include "ptx_quantize.cuh"
 
 constexpr int ROWS = 128;           // of a tile
-constexpr int CHUNK = 8;            // columns: a row's threads take its chunks in turn
+constexpr int PIECE = 8;            // columns that a thread copies and reads at once
 constexpr int KEYS = 16;            // of a tile that a thread transposes at once
+constexpr int TURNS = 8;            // whose places are in shared memory
 constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
 
-// The threads of a block: LANES to a row. cufa/specs/quantize.py has the same numbers.
+// The threads of a block: LANES to a row, of which TOGETHER columns are transformed together. A
+// thread has units of columns, see hadamard.cuh. cufa/specs/quantize.py has the same numbers.
 template <int COLUMNS, int LANES>
 struct Shape {
     static constexpr int THREADS = ROWS * LANES, WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
-    static constexpr int STEP = LANES * CHUNK;     // columns between the chunks of a thread
-    static constexpr int CHUNKS = COLUMNS / STEP;  // of a thread
-    // Bytes of a row in shared memory: lanes write 8 bytes of their own banks, but with 256
-    // columns, since other GPUs have less of that memory.
+    static constexpr int TOGETHER = COLUMNS & -COLUMNS, GROUP = TOGETHER / LANES;
+    static constexpr int UNIT = GROUP / LANES, UNITS = COLUMNS / GROUP;
+    // Bytes of a row to be transposed: lanes write to their own banks, but with 256 columns, since
+    // other GPUs have less shared memory.
     static constexpr int PITCH =
-        COLUMNS == 256 ? COLUMNS + 8 : (COLUMNS + STEP - 1) / (2 * STEP) * 2 * STEP + STEP;
-    static constexpr int LARGEST_BYTES = 2 * WARPS * 4;            // of warps, of two tiles in turn
+        COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + GROUP - 1) / (2 * GROUP) * 2 * GROUP + GROUP;
     static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
+    // A warp copies pieces of several rows at once, COPIES times.
+    static constexpr int COPY_ROWS = 8, COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
+    static constexpr int COPIES = COLUMNS * WARP_ROWS / (COPY_COLUMNS * COPY_ROWS);
+
+    // The first column of a unit, after the transform and before it.
+    __device__ static constexpr int column(int unit, int lane) {
+        return unit * GROUP + lane * UNIT;
+    }
+    __device__ static constexpr int column_before(int unit, int lane) {
+        return unit / LANES * TOGETHER + lane * GROUP + (unit % LANES ^ lane) * UNIT;
+    }
+    // Where a warp has a column of 16 bits in shared memory, one copy behind the other. Pieces
+    // change places so that lanes read from their own banks.
+    __device__ static constexpr int place(int row, int column) {
+        const int copy = row / COPY_ROWS * (COLUMNS / COPY_COLUMNS) + column / COPY_COLUMNS;
+        const int change = LANES == 2 ? row / 2 % 2 : UNIT > PIECE ? copy % 2 : 0;
+        const int piece = row % COPY_ROWS * 4 + (column / PIECE % 4 ^ change);
+        return copy * THREADS * 16 + piece * 16 + column % PIECE * 2;
+    }
 };
 
 enum Pass {
@@ -37,7 +58,7 @@ enum Pass {
 
 // cufa/specs/quantize.py holds the same layout as a NumPy dtype.
 struct QuantizeParams {
-    Tensor x;  // (batch, heads, seq, head_dim); head_dim is a multiple of CHUNK
+    Tensor x;  // (batch, heads, seq, head_dim); head_dim is a multiple of PIECE
     unsigned char*
         values;         // (batch, heads, seq, COLUMNS), or (batch, heads, blocks, COLUMNS, ROWS)
     float* scales;      // (batch, heads, scales_a_head), or one for all
@@ -79,116 +100,51 @@ __device__ inline RowsOfTile rows_of_tile(const QuantizeParams& p, int batch, in
     return {first + before, (p.used ? min(rows, max(p.used[i], 0)) : rows) - before};
 }
 
-// Columns that are transformed together.
-template <int COLUMNS>
-constexpr int together() {
-    return COLUMNS & -COLUMNS;
-}
-template <int N>
-constexpr float one_by_root() {
-    return N == 32    ? 0.17677669529663687f
-           : N == 64  ? 0.125f
-           : N == 128 ? 0.08838834764831845f
-                      : 0.0625f;
-}
+// Where the tile of a turn is.
+struct alignas(16) Place {
+    long long from;     // elements of x in front of its first row
+    int rows, padding;  // of x that count, from there on
+    long long to;       // bytes of values in front of it
+    int stored, scale;  // how many of its rows are stored; its first scale
+};
 
-// The signs of a row that change, of the chunks of a thread: those of columns 2 i and 2 i + 1 of
-// chunk k are bits 15 - n and 31 - n, n = 4 k + i, and so are those of two 16-bit numbers after a
-// shift.
-template <int COLUMNS, int LANES>
-__device__ int flips_of(const uint32_t (&signs)[8], int lane, int first) {
-    uint32_t flips = 0;
+// Reads columns. `flips` has the signs that change: of two columns in bits 15 and 31.
+__device__ inline void unpack(float* x, const float* p, const uint4& flips) {
+    const uint32_t of_two[] = {flips.x, flips.y, flips.z, flips.w};
+    float y[PIECE];
+    load_chunk(y, p);
 #pragma unroll
-    for (int k = 0; k < min(Shape<COLUMNS, LANES>::CHUNKS - first, 4); ++k) {
-        const int column = (first + k) * Shape<COLUMNS, LANES>::STEP + lane * CHUNK;
-        const uint32_t its = signs[column / 32] >> column % 32;
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e)
-            flips |= (its >> e & 1) << (e % 2 * 16 + 15 - e / 2 - 4 * k);
+    for (int e = 0; e < PIECE; ++e) {
+        const uint32_t flip = e % 2 ? of_two[e / 2] & 0x80000000 : of_two[e / 2] << 16;
+        x[e] = __uint_as_float(__float_as_uint(y[e]) ^ flip);
     }
-    return flips;
-}
-
-// Reads a chunk; `flips` are shifted to be those of its first columns.
-__device__ inline void unpack(float (&x)[CHUNK], const float* p, uint32_t flips) {
-    load_chunk(x, p);
-#pragma unroll
-    for (int e = 0; e < CHUNK; ++e)
-        x[e] = __uint_as_float(__float_as_uint(x[e]) ^
-                               (flips << (16 - e % 2 * 16 + e / 2) & 0x80000000));
 }
 template <class T>
-__device__ void unpack(float (&x)[CHUNK], const T* p, uint32_t flips) {
+__device__ void unpack(float* x, const T* p, const uint4& flips) {
     const uint4 loaded = *reinterpret_cast<const uint4*>(p);
-    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    const uint32_t words[] = {loaded.x ^ flips.x, loaded.y ^ flips.y, loaded.z ^ flips.z,
+                              loaded.w ^ flips.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t two = words[i] ^ (flips << i & 0x80008000);
-        x[2 * i] = low_to_float<T>(two), x[2 * i + 1] = high_to_float<T>(two);
-    }
-}
-
-// a, b -> a + b, a - b, where b is the one of a higher column.
-template <int CHUNKS>
-__device__ void butterfly_of_lanes(float (&x)[CHUNKS][CHUNK], int lane, int distance) {
-    const float sign = lane & distance ? -1.f : 1.f;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e) {
-            const float other = __shfl_xor_sync(0xffffffff, x[k][e], distance);
-            x[k][e] = x[k][e] * sign + other;  // the product is exact
-        }
-}
-
-__device__ inline void butterfly(float& a, float& b) {
-    const float sum = a + b, difference = a - b;
-    a = sum, b = difference;
-}
-
-template <int COLUMNS, int LANES, int CHUNKS>
-__device__ void transform(float (&x)[CHUNKS][CHUNK], int lane) {
-    constexpr int N = together<COLUMNS>(), STEP = Shape<COLUMNS, LANES>::STEP;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
-#pragma unroll
-        for (int step = 1; step < CHUNK; step *= 2)
-#pragma unroll
-            for (int e = 0; e < CHUNK; ++e)
-                if (!(e & step)) butterfly(x[k][e], x[k][e + step]);
-#pragma unroll
-    for (int distance = 1; distance < STEP / CHUNK; distance *= 2)
-        butterfly_of_lanes(x, lane, distance);
-#pragma unroll
-    for (int step = 1; step < N / STEP; step *= 2)
-#pragma unroll
-        for (int k = 0; k < CHUNKS; ++k)
-#pragma unroll
-            for (int e = 0; e < CHUNK; ++e)
-                if (!(k & step)) butterfly(x[k][e], x[k + step][e]);
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e)
-            x[k][e] = fmaf(x[k][e], one_by_root<N>(), 0.f);  // no -0, which signs make of zeros
+    for (int i = 0; i < PIECE / 2; ++i)
+        x[2 * i] = low_to_float<T>(words[i]), x[2 * i + 1] = high_to_float<T>(words[i]);
 }
 
 // The largest magnitude of finite numbers; the others become NaN.
-template <int CHUNKS>
-__device__ float largest_of(float (&x)[CHUNKS][CHUNK]) {
+template <int UNITS, int UNIT>
+__device__ float largest_of(float (&x)[UNITS][UNIT]) {
     float largest = 0.f;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
+    for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e) largest = max_or_nan(largest, fabsf(x[k][e]));
+        for (int e = 0; e < UNIT; ++e) largest = max_or_nan(largest, fabsf(x[u][e]));
     if (largest < INF) return largest;
     largest = 0.f;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
+    for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-        for (int e = 0; e < CHUNK; ++e) {
-            if (!(fabsf(x[k][e]) < INF)) x[k][e] = NAN;
-            largest = fmaxf(largest, fabsf(x[k][e]));
+        for (int e = 0; e < UNIT; ++e) {
+            x[u][e] = fmaf(x[u][e], 0.f, x[u][e]);  // NaN for infinities
+            largest = fmaxf(largest, fabsf(x[u][e]));
         }
     return largest;
 }
@@ -198,17 +154,12 @@ __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
-// The chunks of a thread times a factor, in e4m3.
-template <int STEP, int CHUNKS>
-__device__ void store_e4m3(unsigned char* to, const float (&x)[CHUNKS][CHUNK], float factor) {
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-        float y[CHUNK];
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e) y[e] = x[k][e] * factor;
-        *reinterpret_cast<uint2*>(to + k * STEP) = {pack4_e4m3(y[0], y[1], y[2], y[3]),
-                                                    pack4_e4m3(y[4], y[5], y[6], y[7])};
-    }
+// A unit in e4m3.
+__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[2]) {
+    *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
+}
+__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[4]) {
+    *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
 }
 
 // Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
@@ -223,6 +174,7 @@ __device__ int row_place(int row) {
 template <int COLUMNS, int LANES>
 __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
     constexpr int GROUPS = ROWS / KEYS, QUAD = 4;  // columns of a thread
+#pragma unroll 1  // a thread seldom has two
     for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += Shape<COLUMNS, LANES>::THREADS) {
         const int group = i % GROUPS, column = i / GROUPS * QUAD;
         const unsigned char* from = tile + row_place<COLUMNS, LANES>(group * KEYS) + column;
@@ -252,95 +204,155 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     quantize(const __grid_constant__ QuantizeParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
     using S = Shape<COLUMNS, LANES>;
-    constexpr int CHUNKS = S::CHUNKS;
+    constexpr int UNITS = S::UNITS, UNIT = S::UNIT;
     constexpr bool AHEAD = sizeof(T) == 2;  // whether the next tile comes to shared memory
-    float* largest_of_warp = reinterpret_cast<float*>(smem);
-    unsigned char* bytes = smem + S::LARGEST_BYTES;
-    T* ahead = reinterpret_cast<T*>(bytes + TRANSPOSED * S::BYTES) + threadIdx.x * CHUNK;
+    constexpr float NORM = HADAMARD ? norm<S::TOGETHER>() : 1.f;
+    Place* places = reinterpret_cast<Place*>(smem);
+    float* largest_of_warp = reinterpret_cast<float*>(places + TURNS);
+    uint32_t* flips = reinterpret_cast<uint32_t*>(largest_of_warp + 2 * S::WARPS);
+    unsigned char* bytes = reinterpret_cast<unsigned char*>(flips + HADAMARD * COLUMNS / 2);
+    unsigned char* ahead = bytes + TRANSPOSED * S::BYTES;
     launch_dependents();
     wait_for_kernel_in_front();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
-    const int row_of_tile = threadIdx.x / LANES;
-    int flips[(CHUNKS + 3) / 4] = {};
-    if constexpr (HADAMARD)
-        for (int k = 0; k < CHUNKS; k += 4) {
-            flips[k / 4] = flips_of<COLUMNS, LANES>(p.signs, lane, k);
-            computed_here(flips[k / 4]);
-        }
+    const int warp = threadIdx.x / 32, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int turns = (p.tiles - 1 - int(blockIdx.x)) / int(gridDim.x) + 1;
 
-    // The last tiles come first to be converted: L2 has them.
-    auto tile_of = [&](int turn) { return PASS == CONVERT ? p.tiles - 1 - turn : turn; };
-    int head, block;  // of all batches; of the head
-    bool counts;      // whether our row does
-    const T* from;    // our row
-    auto find = [&](int tile) {
-        head = p.blocks.quotient(tile), block = tile - head * p.blocks.divisor;
-        const int batch = p.heads.quotient(head);
+    // A thread finds the place of a turn for all others.
+    auto find = [&](int turn) {
+        // The last tiles come first to be converted: L2 has them.
+        const int taken = blockIdx.x + turn * gridDim.x;
+        const int tile = PASS == CONVERT ? p.tiles - 1 - taken : taken;
+        const int head = p.blocks.quotient(tile), block = tile - head * p.blocks.divisor;
+        const int batch = p.heads.quotient(head), head_of_batch = head - batch * p.heads.divisor;
         const RowsOfTile its = rows_of_tile(p, batch, block);
-        counts = row_of_tile < its.count;
-        from = head_ptr<const T>(p.x, batch, head - batch * p.heads.divisor) +
-               (counts ? its.first + row_of_tile : 0) * p.x.stride_seq + lane * CHUNK;
-        if constexpr (AHEAD) {
+        Place& place = places[turn % TURNS];
+        place.from =
+            batch * p.x.stride_batch + head_of_batch * p.x.stride_head + its.first * p.x.stride_seq;
+        place.rows = its.count;
+        const long long row = TRANSPOSED ? static_cast<long long>(tile) * ROWS
+                                         : static_cast<long long>(head) * p.seq + block * ROWS;
+        place.to = row * COLUMNS;
+        place.stored = p.seq - block * ROWS;
+        place.scale = head * p.scales_a_head + (block * ROWS >> p.block_log2);
+    };
+    if (threadIdx.x < min(TURNS, turns)) find(threadIdx.x);
+    if constexpr (HADAMARD)  // in the order in which lanes read them
+        for (int i = threadIdx.x; i < COLUMNS / 2; i += S::THREADS) {
+            const int at = 2 * i / UNIT;
+            const int column = S::column_before(at / LANES, at % LANES) + 2 * i % UNIT;
+            const uint32_t two = p.signs[column / 32] >> column % 32;
+            flips[i] = (two & 1) << 15 | (two & 2) << 30;
+        }
+    __syncthreads();
+
+    const int column_copied = threadIdx.x % 4 * PIECE;
+    int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
+    int columns_copied = p.head_dim - column_copied;
+    const T* from = static_cast<const T*>(p.x.data) + row_copied * p.x.stride_seq + column_copied;
+    int copied = warp * 512 + S::place(row_copied % S::WARP_ROWS, column_copied);
+    auto copy = [&](int turn) {
+        const Place& place = places[turn % TURNS];
+        const T* its = from + place.from;
+        const int rows = place.rows - row_copied;
 #pragma unroll
-            for (int k = 0; k < CHUNKS; ++k)
-                cp_async_16(smem_address(ahead + k * S::THREADS * CHUNK), from + k * S::STEP,
-                            counts && k * S::STEP + lane * CHUNK < p.head_dim);
-            cp_async_commit();
+        for (int i = 0; i < S::COPIES; ++i) {
+            const int down = i * S::COPY_COLUMNS / COLUMNS * S::COPY_ROWS;
+            const int along = i * S::COPY_COLUMNS % COLUMNS, at = S::place(down, along);
+            cp_async_16(smem_address(ahead + (copied ^ at % 512) + at / 512 * 512),
+                        its + down * p.x.stride_seq + along, down < rows && along < columns_copied);
+        }
+        cp_async_commit();
+    };
+    int read = warp * 512 + S::place(row % S::WARP_ROWS,
+                                     HADAMARD ? S::column_before(0, lane) : S::column(0, lane));
+    auto unpack_of = [&](float* x, int turn, int unit, int e) {
+        uint4 its_flips = {};
+        if constexpr (HADAMARD)
+            its_flips =
+                reinterpret_cast<const uint4*>(flips)[((unit * LANES + lane) * UNIT + e) / PIECE];
+        if constexpr (AHEAD) {
+            // The lowest units and columns change the same bits of a place in all threads.
+            constexpr int FIRST = HADAMARD ? LANES : 1;
+            const int change = S::place(0, unit % FIRST * UNIT + e);
+            const int behind = S::place(0, unit / FIRST * FIRST * S::GROUP);
+            unpack(x, reinterpret_cast<const T*>(ahead + (read ^ change) + behind), its_flips);
+        } else {
+            const Place& place = places[turn % TURNS];
+            const int column =
+                (HADAMARD ? S::column_before(unit, lane) : S::column(unit, lane)) + e;
+            if (row < place.rows && column < p.head_dim)
+                unpack(x,
+                       static_cast<const T*>(p.x.data) + place.from + row * p.x.stride_seq + column,
+                       its_flips);
         }
     };
-    if constexpr (AHEAD) find(tile_of(blockIdx.x));
+    // The warps that share a scale, less one: their number is a power of two.
+    const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
+    int looked_at = (warp & ~others) + (threadIdx.x & others);
+    computed_here(row_copied), computed_here(columns_copied), computed_here(from);
+    computed_here(copied), computed_here(read), computed_here(looked_at);
 
-    for (int turn = blockIdx.x, parity = 0; turn < p.tiles; turn += gridDim.x, parity ^= 1) {
-        float x[CHUNKS][CHUNK] = {};
-        const int tile = tile_of(turn);
-        if constexpr (AHEAD)
+    if constexpr (AHEAD) copy(0);
+    for (int turn = 0; turn < turns; ++turn) {
+        float x[UNITS][UNIT] = {};
+        if constexpr (AHEAD) {
             cp_async_wait<0>();
-        else
-            find(tile);
+            __syncwarp();
+        }
 #pragma unroll
-        for (int k = 0; k < CHUNKS; ++k)
-            if constexpr (AHEAD)
-                unpack(x[k], ahead + k * S::THREADS * CHUNK,
-                       static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
-            else if (counts && k * S::STEP + lane * CHUNK < p.head_dim)
-                unpack(x[k], from + k * S::STEP, static_cast<uint32_t>(flips[k / 4]) << k % 4 * 4);
-        const int its_head = head, its_row = block * ROWS + row_of_tile;
-        if (AHEAD && turn + gridDim.x < p.tiles) find(tile_of(turn + gridDim.x));
-        if constexpr (HADAMARD) transform<COLUMNS, LANES>(x, lane);
+        for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+            for (int e = 0; e < UNIT; e += PIECE) unpack_of(&x[u][e], turn, u, e);
+        if constexpr (AHEAD) {
+            __syncwarp();
+            if (turn + 1 < turns) copy(turn + 1);
+        }
+        if constexpr (HADAMARD) transform<LANES>(x, lane);
 
         float largest = largest_of(x);
-        const int scale_of_head = its_row >> p.block_log2;
-        const long long scale_at =
-            static_cast<long long>(its_head) * p.scales_a_head + scale_of_head;
+        float* of_warps = largest_of_warp + turn % 2 * S::WARPS;
         if constexpr (PASS != CONVERT) {
-            float* of_warps = largest_of_warp + parity * S::WARPS;
             largest = warp_max(largest);
             if (threadIdx.x % 32 == 0) of_warps[warp] = largest;
-            __syncthreads();
-            // The warps that share a scale, less one: their number is a power of two.
-            const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
-            largest = warp_max(of_warps[(warp & ~others) + (threadIdx.x & others)]);
         }
+        __syncthreads();
+        if constexpr (PASS != CONVERT) largest = warp_max(of_warps[looked_at]);
+        const Place place = places[turn % TURNS];
+        const int scale_at = place.scale + (row >> p.block_log2);
         if constexpr (PASS == LARGEST) {
             if (threadIdx.x == 0) red_max(p.largest + scale_at, __float_as_uint(largest));
-            continue;
-        }
-        if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
-        const float scale = largest == 0.f ? 1.f : fmaxf(largest / 448.f, LEAST);
-        if (lane == 0 && its_row < p.seq && (its_row & ((1u << p.block_log2) - 1)) % ROWS == 0)
-            p.scales[scale_at] = scale;
+        } else {
+            if constexpr (PASS == CONVERT) largest = __uint_as_float(p.largest[scale_at]);
+            const float scale = largest == 0.f ? 1.f : fmaxf(by_448(largest * NORM), LEAST);
+            if (lane == 0 && row < place.stored && (row & ((1 << min(p.block_log2, 7)) - 1)) == 0)
+                p.scales[scale_at] = scale;
 
-        const float inverse = 1.f / scale;
-        if constexpr (PASS == CONVERT && TRANSPOSED) __syncthreads();  // the tile in front is out
-        unsigned char* to =
-            TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row_of_tile) + lane * CHUNK
-                       : p.values + (static_cast<long long>(its_head) * p.seq + its_row) * COLUMNS +
-                             lane * CHUNK;
-        if (TRANSPOSED || its_row < p.seq) store_e4m3<S::STEP>(to, x, inverse);
-        if constexpr (TRANSPOSED) {
-            __syncthreads();
-            write_transposed<COLUMNS, LANES>(
-                p.values + tile * static_cast<long long>(COLUMNS * ROWS), bytes);
+            const float factor = reciprocal(scale) * NORM;
+            uint32_t y[UNITS][UNIT / 4];
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+                for (int i = 0; i < UNIT / 4; ++i) {
+                    float four[4];
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)  // signs make -0 of zeros: the sum is 0
+                        four[e] = HADAMARD ? fmaf(x[u][4 * i + e], factor, 0.f)
+                                           : x[u][4 * i + e] * factor;
+                    y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
+                }
+            if constexpr (HADAMARD) put_in_order<LANES>(y, lane);
+            unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
+                                           : p.values + place.to + (row * COLUMNS + lane * UNIT);
+            if (TRANSPOSED || row < place.stored)
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u) store_unit(to + u * S::GROUP, y[u]);
+            if constexpr (TRANSPOSED) {
+                __syncthreads();
+                write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);
+            }
         }
+        // All have come by their places of the turns in front.
+        const int found = turn + TURNS / 2 + threadIdx.x;
+        if (turn % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 && found < turns) find(found);
     }
 }

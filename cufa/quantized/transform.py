@@ -48,8 +48,13 @@ def signs(seed: int, columns: int) -> np.ndarray:
     return found
 
 
-def transformed(x: Array, seed: int, xp: ModuleType) -> Array:
-    """Return rows after the signs and the transform.
+def norm(columns: int) -> np.float32:
+    """Return by what `sums` are multiplied, so that the transform is orthonormal."""
+    return np.float32(together(columns) ** -0.5)
+
+
+def sums(x: Array, seed: int, xp: ModuleType) -> Array:
+    """Return the sums and differences of rows that the transform consists of, before the norm.
 
     Parameters
     ----------
@@ -59,16 +64,22 @@ def transformed(x: Array, seed: int, xp: ModuleType) -> Array:
     xp : module
         The module that `x` belongs to.
     """
-    return _hadamard(x * xp.asarray(signs(seed, x.shape[-1])), xp)
+    return _sums(x * xp.asarray(signs(seed, x.shape[-1])), xp)
+
+
+def transformed(x: Array, seed: int, xp: ModuleType) -> Array:
+    """Return rows after the signs and the transform; the parameters are those of `sums`."""
+    return sums(x, seed, xp) * norm(x.shape[-1])
 
 
 def restored(y: Array, seed: int, xp: ModuleType) -> Array:
     """Return rows as they were before `transformed`, but for rounding."""
-    return _hadamard(y, xp) * xp.asarray(signs(seed, y.shape[-1]))
+    columns = y.shape[-1]
+    return _sums(y, xp) * norm(columns) * xp.asarray(signs(seed, columns))
 
 
-def _hadamard(x: Array, xp: ModuleType) -> Array:
-    """Transform columns; stage by stage, as kernels do, and with their rounding."""
+def _sums(x: Array, xp: ModuleType) -> Array:
+    """Add and subtract columns; stage by stage, as kernels do, and with their rounding."""
     columns = x.shape[-1]
     n = together(columns)
     step = 1
@@ -77,4 +88,4 @@ def _hadamard(x: Array, xp: ModuleType) -> Array:
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         x = xp.stack((a + b, a - b), axis=-2).reshape(x.shape)
         step *= 2
-    return x * np.float32(n**-0.5) + np.float32(0)  # no -0, which signs make of zeros
+    return x + np.float32(0)  # no -0, which signs make of zeros

@@ -20,7 +20,7 @@ WHOLE, LARGEST, CONVERT = range(3)
 SIGNS = 8
 """Words of signs."""
 
-_WARP, _WORD, _CHUNK, _KEYS = 32, 4, 8, 16
+_WARP, _WORD, _KEYS, _TURNS, _PLACE = 32, 4, 16, 8, 32
 
 FIRST_CAPABILITY = 89
 """GPUs before it have no instruction that converts to 8 bits."""
@@ -72,26 +72,27 @@ class Shape(NamedTuple):
 
 def shape(columns: int) -> Shape:
     """Return the shape for rows of this length: registers hold the tiles of all blocks."""
-    return {64: Shape(4, 3), 96: Shape(4, 2), 128: Shape(4, 2)}.get(columns, Shape(4, 1))
+    lanes = 4 if columns in (128, 256) else 2
+    return Shape(lanes, {64: 4, 96: 3, 128: 2, 192: 2, 256: 1}[columns])
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
     """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`."""
-    smem = smem_bytes(dtype, columns, transposed)
+    smem = smem_bytes(dtype, columns, hadamard, transposed)
     arguments = columns, hadamard, transposed, how, *shape(columns)
     return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)
 
 
-def smem_bytes(dtype: str, columns: int, transposed: bool) -> int:
+def smem_bytes(dtype: str, columns: int, hadamard: bool, transposed: bool) -> int:
     """Return the shared memory of a block.
 
-    It holds the largest numbers of warps, for two tiles; a tile to be transposed; and a tile of 16
-    bits that is read ahead.
+    It holds where the tiles of some turns are; the largest numbers of warps, for two tiles; the
+    signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
     """
     its = shape(columns)
-    step = its.lanes * _CHUNK
-    pitch = columns + 8 if columns == 256 else (columns + step - 1) // (2 * step) * 2 * step + step
+    group = (columns & -columns) // its.lanes
+    pitch = columns + 16 if columns == 256 else -(-columns // (2 * group)) * 2 * group + group
     largest = 2 * its.threads // _WARP * _WORD
     tile = ROWS * pitch + ROWS // _KEYS * 16
     ahead = 0 if dtype == "float32" else ROWS * columns * 2
-    return largest + transposed * tile + ahead
+    return _TURNS * _PLACE + largest + hadamard * columns * 2 + transposed * tile + ahead

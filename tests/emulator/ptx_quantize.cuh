@@ -4,3 +4,5 @@
 
 inline void red_max(uint32_t* p, uint32_t x) { *p = std::max(*p, x); }
 inline float max_or_nan(float a, float b) { return a != a || b != b ? NAN : std::max(a, b); }
+inline float by_448(float x) { return x / 448.f; }
+inline float reciprocal(float x) { return 1.f / x; }
