@@ -307,7 +307,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         Consumer c(place, shared, round, consumer);
         c.clear_tail(shared.k(round));
         RowTile t = place.begin();
-        if (!place.visits(t)) finish_dq();
+        if (!place.visits(t)) {  // no row sees these keys
+            finish_dq();
+            shared.ring_k.release(round), shared.ring_v.pass_over(round);
+        }
         while (place.visits(t)) {
             typename Consumer::Scores rS, rdP;
             typename Consumer::DqPart rdQ;
@@ -337,8 +340,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             shared.ring_q.release(n), shared.ring_do.release(n);
             ++n;
         }
-        if (round_dq != round)  // no row sees these keys
-            shared.ring_k.release(round), shared.ring_v.pass_over(round);
         if (p.kv_splits == 1)
             c.store();
         else if (p.kv_sums)
