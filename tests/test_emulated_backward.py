@@ -21,6 +21,7 @@ from test_varlen import ragged
 import cufa
 from cufa import device
 from cufa.launch import backward, workspace
+from cufa.planner import scheduler
 
 pytestmark = needs_compiler
 
@@ -225,8 +226,9 @@ def test_sections_of_heads(
     """Four heads have their tiles of keys interleaved, then the other three."""
     key_tiles = {FP32: 5, WGMMA_COLUMNS: 2}.get(form, 3)
     blocks_per_sm = 2 if form in (MMA, FP32) else 1
-    gpu = device.named(form[0])._replace(sm_count=2 * key_tiles // blocks_per_sm)
+    gpu = device.named(form[0])._replace(sm_count=4 * key_tiles // blocks_per_sm)
     monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    monkeypatch.setattr(scheduler, "_FEW_TILES", 1)
     checked(rng, form, (1, 7, 7, 40, 150), causal=True)
     (call,) = backward._prepared.values()
     assert call.plan.key_tiles == key_tiles
@@ -446,3 +448,32 @@ def test_what_no_kernel_computes(options: dict[str, Any], message: str) -> None:
     x, lse = on_gpu(np.ones((1, 1, 4, 32), np.float16)), on_gpu(np.ones((1, 1, 4), np.float32))
     with pytest.raises((TypeError, ValueError), match=message):
         cufa.attention_backward(x, x, x, x, x, lse, **there(options))
+
+
+def test_keys_of_no_query_and_keys_not_in_use(rng: np.random.Generator) -> None:
+    """Their gradients are 0, as are those of rows that no sequence has: all of them is written."""
+    _, dtype, d, dv = MMA
+    q, k, v, dout = (
+        rng.standard_normal((n, 2, size), np.float32).astype(DTYPES[dtype])
+        for n, size in ((50, d), (90, d), (90, dv), (50, dv))
+    )
+    # The second sequence has no query; of the third, 20 of 35 keys are in use, and 9 of 12 queries
+    cu_q, cu_k = np.array([3, 30, 30, 42], np.int32), np.array([5, 40, 52, 87], np.int32)
+    used = np.array([35, 12, 20], np.int32)
+    options: dict[str, Any] = {"seqused_k": used, "max_seqlen_q": 27, "causal": True}
+
+    def gradients_of(arrays: Any, ends: Any, options: dict[str, Any]) -> Any:
+        results = cufa.attention_varlen(*arrays[1:], *ends, return_lse=True, **options)
+        return cufa.attention_varlen_backward(*arrays, *results, *ends, **options)
+
+    given = [on_gpu(x) for x in (dout, q, k, v)]
+    on_device = {**options, "seqused_k": on_gpu(used)}
+    found = gradients_of(given, [on_gpu(x) for x in (cu_q, cu_k)], on_device)
+    rows, keys = slice(3, 42), slice(5, 87)
+    inside = dout[rows], q[rows], k[keys], v[keys]
+    expected = gradients_of(inside, (cu_q - 3, cu_k - 5), options)
+    for array, its, place in zip(found, expected, (rows, keys, keys), strict=True):
+        whole = np.zeros(array.shape, np.float32)
+        whole[place] = its
+        np.testing.assert_allclose(array.get().astype(np.float32), whole, atol=0.05)
+    assert not np.any(found[1].get()[72:].astype(np.float32))

@@ -28,8 +28,8 @@ TILES = [
 #: Bytes a thread may spill, loads and stores together, from the head dim on at which dK and dV fill
 #: the registers; and with the parts of many features at once. In bwd_wgmma it is the producer that
 #: spills: it has 24 registers, and waits most of the time.
-MOST_SPILLED = {"bwd_mma": (192, 36), "bwd_fp32": (128, 96), "bwd_wgmma": (64, 40)}
-MOST_SPILLED_WITH_ALL = 128
+MOST_SPILLED = {"bwd_mma": (192, 36), "bwd_fp32": (128, 96), "bwd_wgmma": (64, 52)}
+MOST_SPILLED_WITH_ALL = {"bwd_wgmma": 176}
 SEVERAL: dict[str, Any] = {"causal": True, "softcap": 3.0, "dropout_p": 0.5}
 
 tiles = pytest.mark.parametrize(("kernel", "arch", "dims"), TILES, ids=str)
@@ -94,7 +94,7 @@ def test_planned_tiles_keep_to_registers(
     instance = instance_of(planned(kernel, arch, dims, **options), kernel)
     compiled = nvrtc.compile_variant(instance, device.of_arch(arch).arch)
     few = spilled if dims[0] >= wide else 0
-    most = MOST_SPILLED_WITH_ALL if options is SEVERAL else few
+    most = MOST_SPILLED_WITH_ALL.get(kernel, 128) if options is SEVERAL else few
     assert compiled.spill_bytes <= most, instance
     assert "warning" not in compiled.log.lower(), compiled.log
     assert "serialized" not in compiled.log, compiled.log
@@ -211,11 +211,13 @@ def test_few_heads_of_keys_share_their_query_heads(
 @pytest.mark.parametrize(
     ("shape", "heads_kv", "options", "heads"),
     [
-        ((1, 64, 4096, 128), 8, {"causal": True}, 8),  # all of them
+        ((1, 64, 2048, 128), 8, {"causal": True}, 8),  # all of them
+        ((1, 64, 4096, 128), 8, {"causal": True}, 4),
         ((1, 64, 32768, 128), 8, {"causal": True}, 1),
-        ((4, 16, 4096, 128), 16, {"causal": True}, 8),
-        ((2, 16, 8192, 128), 16, {"causal": True}, 4),
+        ((4, 16, 4096, 128), 16, {"causal": True}, 4),
+        ((2, 16, 8192, 128), 16, {"causal": True}, 2),
         ((2, 16, 8192, 256), 16, {"causal": True}, 2),  # in tiles of 64 keys
+        ((32, 16, 512, 128), 16, {"causal": True}, 1),  # few tiles a head
         ((2, 16, 8192, 128), 16, {"causal": True, "window": (1000, 0)}, 1),
         ((2, 16, 8192, 128), 16, {}, 1),
     ],
@@ -223,7 +225,7 @@ def test_few_heads_of_keys_share_their_query_heads(
 def test_uneven_tiles_of_some_heads_are_interleaved(
     shape: tuple[int, ...], heads_kv: int, options: Any, heads: int
 ) -> None:
-    """Two tiles a multiprocessor: short ones fill the gaps that long ones leave."""
+    """A tile a multiprocessor: short ones fill the gaps that long ones leave."""
     of_keys = (shape[0], heads_kv, *shape[2:])
     problem = Problem.of_shapes(shape, of_keys, of_keys, dtype="bfloat16", **options)
     h200 = device.named("h200")
@@ -232,7 +234,7 @@ def test_uneven_tiles_of_some_heads_are_interleaved(
         assert backward_plan(problem, h200, "qkv", True).section_heads == 1
 
 
-@pytest.mark.parametrize(("sequences", "heads"), [(16, 16), (2, 4), (1, 2)])
+@pytest.mark.parametrize(("sequences", "heads"), [(16, 16), (2, 2), (1, 1), (64, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_tiles_of_packed_sequences_are_interleaved(
     sequences: int, heads: int, causal: bool

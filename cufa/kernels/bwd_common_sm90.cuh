@@ -26,16 +26,13 @@ struct BackwardRegisters {
     static constexpr int PRODUCER_REGISTERS = REST < 40 ? REST : 40;
 };
 
-// Starts the copies of a tile of keys' K and V.
+// Starts the copy of a tile of keys' K or V.
 template <class KTile, class KV, class Place>
-__device__ void load_kv(const BackwardMaps& maps, const Place& place, uint32_t tile_k,
-                        uint32_t tile_v, int first_key, uint32_t bar) {
-    const auto& p = place.p;
-    const int key = place.sequence.first_k + first_key;
-    KTile::load(tile_k, 0, maps.k, bar, key, KV::map_head(p.k, place.head_kv),
-                KV::map_batch(p.k, place.batch), L2_READ_ONCE);
-    KTile::load(tile_v, 0, maps.v, bar, key, KV::map_head(p.v, place.head_kv),
-                KV::map_batch(p.v, place.batch), L2_READ_ONCE);
+__device__ void load_keys(uint32_t tile, const TensorMap& map, const Tensor& tensor,
+                          const Place& place, int first_key, uint32_t bar) {
+    KTile::load(tile, 0, map, bar, place.sequence.first_k + first_key,
+                KV::map_head(tensor, place.head_kv), KV::map_batch(tensor, place.batch),
+                L2_READ_ONCE);
 }
 
 // Accumulators as the left operand of the next product.

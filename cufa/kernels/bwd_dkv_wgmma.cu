@@ -97,8 +97,9 @@ __device__ void produce(const BackwardMaps& maps, const Place& place, const DkvS
     using QTile = typename C::QTile;
     const auto& p = place.p;
     mbarrier_arrive_expect(smem.full_kv(), 2 * C::KTile::bytes);
-    load_kv<typename C::KTile, KV>(maps, place, smem.base + C::K, smem.base + C::V,
-                                   place.key_tile * C::BN, smem.full_kv());
+    const int key = place.key_tile * C::BN;
+    load_keys<typename C::KTile, KV>(smem.base + C::K, maps.k, p.k, place, key, smem.full_kv());
+    load_keys<typename C::KTile, KV>(smem.base + C::V, maps.v, p.v, place, key, smem.full_kv());
     const int batch = KV::RAGGED ? 0 : place.batch;
     uint32_t n = 0;
     for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {

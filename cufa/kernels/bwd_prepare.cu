@@ -25,10 +25,11 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     if (p.turns && thread < ROW_UNIT / TURN_ROWS) p.turns[row0 / TURN_ROWS + thread] = 0;
 
-    // Some lanes share a row, a chunk of 16 bytes each.
+    // Some lanes share a row, chunks of 16 bytes; each reads several rows at once. Behind the last
+    // row and column they read others, to no effect.
     constexpr int CHUNK = 16 / sizeof(T), CHUNKS = HEAD_DIM / CHUNK;
     constexpr int LANES = CHUNKS >= 32 ? 32 : CHUNKS >= 16 ? 16 : CHUNKS >= 8 ? 8 : 4;
-    constexpr int AT_ONCE = WARPS * 32 / LANES;
+    constexpr int AT_ONCE = WARPS * 32 / LANES, BATCH = AT_ONCE == 64 ? 2 : 4;
     const T* gO = head_ptr<T>(p.o, tile.batch, tile.head) + sequence.first_q * p.o.stride_seq;
     const T* gdO =
         head_ptr<T>(p.d_out, tile.batch, tile.head) + sequence.first_q * p.d_out.stride_seq;
@@ -36,24 +37,37 @@ __global__ void __launch_bounds__(WARPS * 32)
         p.lse +
         static_cast<long long>((KV::RAGGED ? 0 : tile.batch) * p.heads_q + tile.head) * p.seq_q +
         sequence.first_q;
-#pragma unroll 4
-    for (int i = thread / LANES; i < ROW_UNIT; i += AT_ONCE) {
-        const int q = q0 + i;
-        const bool inside = q < sequence.seq_q;
-        float delta = 0.f;
-        if (inside)
-            for (int col = lane % LANES * CHUNK; col < p.head_dim_v; col += LANES * CHUNK) {
-                float o[CHUNK], d_out[CHUNK];
-                load_chunk(o, gO + q * p.o.stride_seq + col);
-                load_chunk(d_out, gdO + q * p.d_out.stride_seq + col);
+    for (int first = thread / LANES; first < ROW_UNIT; first += BATCH * AT_ONCE) {
+        float delta[BATCH] = {}, lse[BATCH];
 #pragma unroll
-                for (int c = 0; c < CHUNK; ++c) delta = fmaf(d_out[c], o[c], delta);
+        for (int b = 0; b < BATCH; ++b)
+            lse[b] = gLse[min(q0 + first + b * AT_ONCE, sequence.seq_q - 1)];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c += LANES) {
+            const int col = (c + lane % LANES) * CHUNK;
+            float o[BATCH][CHUNK], d_out[BATCH][CHUNK];
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const long long q = min(q0 + first + b * AT_ONCE, sequence.seq_q - 1);
+                const int from = col < p.head_dim_v ? col : 0;
+                load_chunk(o[b], gO + q * p.o.stride_seq + from);
+                load_chunk(d_out[b], gdO + q * p.d_out.stride_seq + from);
             }
-        delta = lanes_sum<LANES>(delta);
-        if (lane % LANES != 0) continue;
-        // P = exp(S - LSE) is 0 where there is no row, or no key that it sees.
-        const float lse = inside ? gLse[q] : -INF;
-        p.row_lse[row0 + i] = lse == -INF ? INF : lse;
-        p.row_delta[row0 + i] = lse == -INF ? 0.f : delta;
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+                for (int i = 0; i < CHUNK; ++i)
+                    if (col < p.head_dim_v) delta[b] = fmaf(d_out[b][i], o[b][i], delta[b]);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const int i = first + b * AT_ONCE;
+            const float sum = lanes_sum<LANES>(delta[b]);
+            if (lane % LANES != 0) continue;
+            // P = exp(S - LSE) is 0 where there is no row, or no key that it sees.
+            const bool sees = q0 + i < sequence.seq_q && lse[b] != -INF;
+            p.row_lse[row0 + i] = sees ? lse[b] : INF;
+            p.row_delta[row0 + i] = sees ? sum : 0.f;
+        }
     }
 }

@@ -1,13 +1,15 @@
 // FlashAttention-2's backward pass (Dao 2023, algorithm 2) on Hopper, for float16 and bfloat16,
 // sm_90a. A block draws tiles of keys until there are none: BN keys of one K/V head each. It loops
 // over the queries that see them, in tiles of BM, of all query heads of the group. Blocks whose
-// keys few queries see draw more, and the next K and V come while dK and dV leave. The producer,
-// one thread of the first warpgroup, fetches tiles of Q and dO by TMA. The consumers, the other
-// warpgroups, own 64 keys each: S^T = K Q^T and dP^T = V dO^T stay in registers, and so do P^T and
-// dS^T, the left operands of dV += P^T dO and dK += dS^T Q. dS goes through shared memory to dQ +=
-// dS K, which the consumers share, a step later: so no consumer waits for another's softmax. dQ is
-// added up in global memory, by threads of the first warpgroup.
+// keys few queries see draw more; K has two places, so that the next K comes during the steps of
+// the one in front. The producer, one thread of the first warpgroup, fetches all tiles by TMA. The
+// consumers, the other warpgroups, own 64 keys each: S^T = K Q^T and dP^T = V dO^T stay in
+// registers, and so do P^T and dS^T, the left operands of dV += P^T dO and dK += dS^T Q. dS goes
+// through shared memory to dQ += dS K, which the consumers share, a step later, be it of the next
+// tile of keys: so no consumer waits for another's softmax. dQ is added up in global memory, by
+// threads of the first warpgroup.
 #include "bwd_common_sm90.cuh"
+#include "bwd_pieces.cuh"
 #include "bwd_turned_sm90.cuh"
 #include "bwd_wgmma_smem.cuh"
 
@@ -27,31 +29,30 @@ struct BackwardConsumer {
 
     const Place& place;
     const BackwardSmem<C>& smem;
+    const uint32_t round;
     const int consumer;
     float rdK[D / 8][4] = {}, rdV[D / 8][4] = {};
     uint32_t rP[BM / 16][4], rdS[BM / 16][4];
 
-    __device__ BackwardConsumer(const Place& place, const BackwardSmem<C>& smem, int consumer)
-        : place(place), smem(smem), consumer(consumer) {}
+    __device__ BackwardConsumer(const Place& place, const BackwardSmem<C>& smem, uint32_t round,
+                                int consumer)
+        : place(place), smem(smem), round(round), consumer(consumer) {}
 
     __device__ TurnedScores<T, SCORE, Place, NT> scores(const RowTile& t) const {
         return {place, t, place.key_tile * BN + consumer * 64};
     }
 
-    // Zeroes the keys of K and V behind a sequence.
-    __device__ void clear_tails() const {
-        if constexpr (KV::TAILS) {
-            const int keys = place.sequence.seq_kv - place.key_tile * BN;
-            clear_rows_from<KTile>(keys, smem.k(), consumer);
-            clear_rows_from<KTile>(keys, smem.v(), consumer);
-        }
+    // Zeroes the keys of K or V behind a sequence.
+    __device__ void clear_tail(uint32_t tile) const {
+        if (KV::TAILS)
+            clear_rows_from<KTile>(place.sequence.seq_kv - place.key_tile * BN, tile, consumer);
     }
     // Queue the two products that need Q and dO only: S^T = K Q^T and dP^T = V dO^T.
     __device__ void queue_s(Scores& rS, uint32_t n, const RowTile& t) const {
         smem.ring_q.wait(n);
         if (KV::TAILS) clear_rows_from<QTile>(rows_left(t), smem.q(n), consumer);
         wgmma_fence();
-        queue_product<T, KTile, QTile>(rS, KTile::operand(smem.k() + keys()),
+        queue_product<T, KTile, QTile>(rS, KTile::operand(smem.k(round) + keys()),
                                        QTile::operand(smem.q(n)));
         wgmma_commit();
     }
@@ -109,15 +110,17 @@ struct BackwardConsumer {
         queue_product<T, QTile>(rdK, rdS, QTile::operand(smem.q(n)), true);
         wgmma_commit();
     }
-    // This consumer's part of dQ: of 64 rows, or of some columns of all rows.
-    __device__ void queue_dq(DqPart& rdQ, uint32_t n) const {
+    // This consumer's part of dQ of a step with the K of `tile_k`: of 64 rows, or of some columns
+    // of all rows.
+    static __device__ void queue_dq(DqPart& rdQ, uint32_t n, const BackwardSmem<C>& smem,
+                                    uint32_t tile_k, int consumer) {
         smem.ring_ds.wait(n);
         const uint32_t rows = C::SHARES_ROWS ? consumer * 64 * DsTile::ROW_BYTES : 0;
         const int column = C::SHARES_ROWS ? 0 : consumer * C::DQ_WIDTH;
         const uint32_t columns =
             column / KTile::PANEL_COLS * KTile::PANEL_BYTES + column % KTile::PANEL_COLS * 2;
         const uint32_t ds = DsTile::operand(smem.ds(n) + rows);
-        const uint32_t k = KTile::operand(smem.k() + columns);
+        const uint32_t k = KTile::operand(tile_k + columns);
         wgmma_fence();
 #pragma unroll
         for (int j = 0; j < BN / 16; ++j)
@@ -125,9 +128,10 @@ struct BackwardConsumer {
         wgmma_commit();
     }
     // Hands it to the thread that adds it to the sum in global memory; dS is free then.
-    __device__ void hand_dq(const DqPart& rdQ, uint32_t n) const {
+    static __device__ void hand_dq(const DqPart& rdQ, uint32_t n, const BackwardSmem<C>& smem,
+                                   bool sums, int consumer) {
         smem.ring_ds.release(n);
-        if (!place.p.dq_sums) return;
+        if (!sums) return;
         const int thread = reread_thread_index() % 128, lane = thread % 32;
         const uint32_t part = smem.dq(consumer, thread / 32);
         smem.acquire_dq(n);
@@ -139,39 +143,23 @@ struct BackwardConsumer {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(smem.full_dq(n));
     }
-    // dV and dK leave through the places of the warps' parts of dQ, when all of n tiles of rows has
-    // left these.
-    __device__ void store(uint32_t n) {
+    __device__ void store() const {
         const auto& p = place.p;
-        const int row = consumer * 64 + reread_thread_index() % 128 / 32 * 16;
-        if (p.dq_sums) smem.acquire_dq(n);
-        if (p.dk.data) store_rows(rdK, p.scale, p.dk, row, p.head_dim);
-        if (p.dv.data) store_rows(rdV, Differentiated<SCORE>{p}.growth(), p.dv, row, p.head_dim_v);
+        if (p.dk.data) store_rows(rdK, p.scale, p.dk, p.head_dim);
+        if (p.dv.data) store_rows(rdV, Differentiated<SCORE>{p}.growth(), p.dv, p.head_dim_v);
     }
     // The warp's 16 rows of a gradient, `factor` times.
-    __device__ void store_rows(const float (&r)[D / 8][4], float factor, const Tensor& to, int row,
+    __device__ void store_rows(const float (&r)[D / 8][4], float factor, const Tensor& to,
                                int cols) const {
-        using Rows = SmemTile<16, D, 2>;
-        const int lane = reread_thread_index() % 32, rows = place.keys_left() - row;
-        const uint32_t tile = smem.dq(consumer, reread_thread_index() % 128 / 32);
+        const int row = consumer * 64 + reread_thread_index() % 128 / 32 * 16;
         T* g = place.template rows_of<T>(to) + row * to.stride_seq;
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < D / 16; ++i)
-            stmatrix_x4(tile + Rows::offset(lane % 16, 2 * i + lane / 16),
-                        pack2<T>(r[2 * i][0] * factor, r[2 * i][1] * factor),
-                        pack2<T>(r[2 * i][2] * factor, r[2 * i][3] * factor),
-                        pack2<T>(r[2 * i + 1][0] * factor, r[2 * i + 1][1] * factor),
-                        pack2<T>(r[2 * i + 1][2] * factor, r[2 * i + 1][3] * factor));
-        __syncwarp();
         const bool aligned = (reinterpret_cast<uint64_t>(g) | to.stride_seq * sizeof(T)) % 16 == 0;
-#pragma unroll 4
-        for (int piece = lane; piece < 16 * (D / 8); piece += 32) {
-            const int of = piece / (D / 8), at = piece % (D / 8), col = at * Rows::CHUNK;
-            if (of >= rows || col >= cols) continue;
-            float values[4];
-            lds(values, tile + Rows::offset(of, at));
-            write_chunk(values, g + of * to.stride_seq + col, cols - col, aligned);
+#pragma unroll
+        for (int piece = 0; piece < D / 8; piece += 4) {
+            float x[4][4];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) x[i / 4][i % 4] = r[piece + i / 4][i % 4] * factor;
+            write_pieces(x, g, to.stride_seq, place.keys_left() - row, piece, cols, aligned);
         }
     }
     // Leaves the part of dK and dV of these query heads for bwd_join.cu.
@@ -209,13 +197,16 @@ __device__ void produce(const BackwardMaps& maps, const Arguments& p, const Back
     for (uint32_t round = 0;; ++round) {
         const int number = draw(p.turns_drawn);
         if (number >= p.heads / p.group * p.kv_tiles * p.kv_splits) {
-            smem.expect_kv(round, smem.NONE);
+            smem.expect_k(round, smem.NONE);
             return;
         }
         const Place place = place_of<Place>(p, number);
-        load_kv<typename C::KTile, KV>(maps, place, smem.k(), smem.v(), place.key_tile * C::BN,
-                                       smem.expect_kv(round, number));
-        const int batch = KV::RAGGED ? 0 : place.batch;
+        const int key = place.key_tile * C::BN, batch = KV::RAGGED ? 0 : place.batch;
+        load_keys<typename C::KTile, KV>(smem.k(round), maps.k, p.k, place, key,
+                                         smem.expect_k(round, number));
+        smem.ring_v.acquire(round);
+        load_keys<typename C::KTile, KV>(smem.v(), maps.v, p.v, place, key,
+                                         smem.ring_v.expect(round, C::KTile::bytes));
         for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
             const int head = place.query_head(t), row = place.sequence.first_q + t.tile * BM;
             const long long of_rows = place.row_of(t);
@@ -238,9 +229,9 @@ __device__ void add_dq(const Arguments& p, const BackwardSmem<C>& smem, int adde
     using Piece = DqPiece<typename C::T, C::HEAD_DIM, true>;
     uint32_t n = 0;
     for (uint32_t round = 0;; ++round) {
-        const int number = smem.wait_kv(round);
+        const int number = smem.wait_k(round);
         if (number == smem.NONE) return;
-        smem.release_kv();
+        smem.ring_k.arrive(round);
         if (!p.dq_sums) continue;
         const Place place = place_of<Place>(p, number);
         for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
@@ -290,42 +281,68 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         return;
     }
     registers_increase<C::CONSUMER_REGISTERS>();
-    uint32_t n = 0;  // tiles of rows, of all tiles of keys
+    const int consumer = warpgroup - 1;
+    constexpr uint32_t NO_ROUND = ~0u;
+    uint32_t n = 0;                // tiles of rows, of all tiles of keys
+    uint32_t round_dq = NO_ROUND;  // the round of the latest step, whose dQ is not computed yet
+    auto queue_dq = [&](typename Consumer::DqPart& rdQ) {
+        Consumer::queue_dq(rdQ, n - 1, shared, shared.k(round_dq), consumer);
+    };
+    auto hand_dq = [&](const typename Consumer::DqPart& rdQ) {
+        Consumer::hand_dq(rdQ, n - 1, shared, p.dq_sums, consumer);
+    };
+    auto finish_dq = [&] {
+        if (round_dq == NO_ROUND) return;
+        typename Consumer::DqPart rdQ;
+        queue_dq(rdQ);
+        wgmma_wait<0>();
+        hand_dq(rdQ);
+        shared.ring_k.release(round_dq);
+        round_dq = NO_ROUND;
+    };
     for (uint32_t round = 0;; ++round) {
-        const int number = __shfl_sync(0xffffffff, shared.wait_kv(round), 0);
-        if (number == shared.NONE) return;
+        const int number = __shfl_sync(0xffffffff, shared.wait_k(round), 0);
+        if (number == shared.NONE) break;
         const Place place = place_of<Place>(p, number);
-        Consumer c(place, shared, warpgroup - 1);
-        c.clear_tails();
-        const uint32_t first = n;
-        for (RowTile t = place.begin(); place.visits(t); t = place.after(t), ++n) {
+        Consumer c(place, shared, round, consumer);
+        c.clear_tail(shared.k(round));
+        RowTile t = place.begin();
+        if (!place.visits(t)) finish_dq();
+        while (place.visits(t)) {
             typename Consumer::Scores rS, rdP;
             typename Consumer::DqPart rdQ;
             c.queue_s(rS, n, t);
+            if (round_dq != round) {
+                shared.ring_v.wait(round);
+                c.clear_tail(shared.v());
+            }
             if (!Consumer::DP_LATE) c.queue_dp(rdP, n, t);
             wgmma_wait<!Consumer::DP_LATE>();
             c.exponentiate(rS, n, t);
             if (Consumer::DP_LATE) c.queue_dp(rdP, n, t);
             wgmma_wait<0>();
+            t = place.after(t);
+            if (!place.visits(t)) shared.ring_v.release(round);
             c.derive(rS, rdP, n);
             c.share_ds(n);
-            c.queue_dq(rdQ, n - 1);  // in the first step of what lies there, for no use
+            queue_dq(rdQ);  // of the step in front; in the first one of what lies there, for no use
             c.queue_dkv(n);
             wgmma_wait<1>();
-            if (n != first) c.hand_dq(rdQ, n - 1);
+            if (round_dq != NO_ROUND) {
+                hand_dq(rdQ);
+                if (round_dq != round) shared.ring_k.release(round_dq);
+            }
+            round_dq = round;
             wgmma_wait<0>();
             shared.ring_q.release(n), shared.ring_do.release(n);
+            ++n;
         }
-        if (n != first) {
-            typename Consumer::DqPart rdQ;
-            c.queue_dq(rdQ, n - 1);
-            wgmma_wait<0>();
-            c.hand_dq(rdQ, n - 1);
-        }
-        shared.release_kv();
+        if (round_dq != round)  // no row sees these keys
+            shared.ring_k.release(round), shared.ring_v.pass_over(round);
         if (p.kv_splits == 1)
-            c.store(n);
+            c.store();
         else if (p.kv_sums)
             c.leave(p.kv_sums + number * (2ll * BN * HEAD_DIM));
     }
+    finish_dq();
 }

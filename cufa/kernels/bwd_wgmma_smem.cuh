@@ -17,7 +17,7 @@ struct BackwardConfig : BackwardRegisters<BN_ / 64> {
 
     // Where each part begins. dQ is that of one tile of rows, in the order of DqPiece.
     static constexpr int DQ_WARP_BYTES = 16 * DQ_WIDTH * 4;
-    static constexpr int K = 0, V = K + KTile::bytes, Q = V + KTile::bytes;
+    static constexpr int K = 0, V = K + 2 * KTile::bytes, Q = V + KTile::bytes;
     static constexpr int DO = Q + STAGES * QTile::bytes, DS = DO + STAGES * QTile::bytes;
     static constexpr int DQ = DS + 2 * DsTile::bytes;
     static constexpr int DQ_BYTES = 4 * CONSUMERS * DQ_WARP_BYTES;
@@ -26,26 +26,27 @@ struct BackwardConfig : BackwardRegisters<BN_ / 64> {
     // step.
     static constexpr int ADDERS = 3;
     static constexpr int BARRIERS = STATS + STAGES * STATS_BYTES;
-    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8 * (ADDERS + 1) + 24;
+    static constexpr int bytes = BARRIERS + 32 * STAGES + 32 + 8 * (ADDERS + 1) + 64;
 };
 
 template <class C>
 struct BackwardSmem {
     uint32_t base;
     Ring<C::STAGES> ring_q, ring_do;
-    Ring<2> ring_ds;
-    uint32_t barriers_dq, full_kv, empty_kv;
-    uint32_t number;  // where the number of the tile of keys is
+    Ring<2> ring_ds, ring_k;
+    Ring<1> ring_v;
+    uint32_t barriers_dq;
+    uint32_t numbers;  // where the numbers of the tiles of keys are, of those in ring_k
 
     __device__ explicit BackwardSmem(uint32_t smem)
         : base(smem),
           ring_q(smem + C::BARRIERS),
           ring_do(smem + C::BARRIERS + ring_q.bytes),
           ring_ds(smem + C::BARRIERS + 2 * ring_q.bytes),
-          barriers_dq(smem + C::BARRIERS + 2 * ring_q.bytes + ring_ds.bytes),
-          full_kv(barriers_dq + 8 * (C::ADDERS + 1)),
-          empty_kv(full_kv + 8),
-          number(full_kv + 16) {}
+          ring_k(smem + C::BARRIERS + 2 * ring_q.bytes + ring_ds.bytes),
+          ring_v(ring_k.full + ring_k.bytes),
+          barriers_dq(ring_v.full + ring_v.bytes),
+          numbers(barriers_dq + 8 * (C::ADDERS + 1)) {}
 
     // By one thread.
     __device__ void init() const {
@@ -57,31 +58,24 @@ struct BackwardSmem {
         for (int adder = 0; adder < C::ADDERS; ++adder)
             mbarrier_init(full_dq(adder), 4 * C::CONSUMERS);
         mbarrier_init(empty_dq(), 1);
-        mbarrier_init(full_kv, 1), mbarrier_init(empty_kv, 4 * C::CONSUMERS + C::ADDERS);
+        ring_k.init(4 * C::CONSUMERS + C::ADDERS), ring_v.init(4 * C::CONSUMERS);
         mbarrier_fence_init();
     }
-    // Producer: waits until all have done with the tile of keys before; then hands out the number
-    // of the next one, whose K and V are copied; or `NONE`.
+    // Producer: hands out the number of a round's tile of keys, whose K is copied; or `NONE`.
     static constexpr int NONE = -1;
-    __device__ uint32_t expect_kv(uint32_t round, int tile) const {
-        mbarrier_wait(empty_kv, round % 2 ^ 1);
-        sts_64(number, tile);
-        if (tile == NONE)
-            mbarrier_arrive(full_kv);
-        else
-            mbarrier_arrive_expect(full_kv, 2 * C::KTile::bytes);
-        return full_kv;
+    __device__ uint32_t expect_k(uint32_t round, int tile) const {
+        ring_k.acquire(round);
+        sts_64(numbers + 8 * ring_k.slot(round), tile);
+        return ring_k.expect(round, tile == NONE ? 0 : C::KTile::bytes);
     }
-    // Others: wait for a tile of keys, whose number this returns; have done with it, a thread of
-    // each warp.
-    __device__ int wait_kv(uint32_t round) const {
-        mbarrier_wait(full_kv, round % 2);
-        return static_cast<int>(lds_64(number));
+    // Others: wait for K of a round's tile of keys, whose number this returns.
+    __device__ int wait_k(uint32_t round) const {
+        ring_k.wait(round);
+        return static_cast<int>(lds_64(numbers + 8 * ring_k.slot(round)));
     }
-    __device__ void release_kv() const {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_kv);
+    __device__ uint32_t k(uint32_t round) const {
+        return base + C::K + ring_k.slot(round) * C::KTile::bytes;
     }
-    __device__ uint32_t k() const { return base + C::K; }
     __device__ uint32_t v() const { return base + C::V; }
     __device__ uint32_t q(uint32_t n) const {
         return base + C::Q + ring_q.slot(n) * C::QTile::bytes;

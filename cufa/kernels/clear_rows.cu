@@ -1,16 +1,16 @@
-// Clears the rows of the result of attention_varlen that no sequence has: 0, and -inf in the
-// log-sum-exp.
+// Clears the rows of packed arrays that no sequence has: 0, and -inf in the log-sum-exp.
 #include "ptx.cuh"
 
 constexpr int WARPS = 4;
 
 // cufa/specs/clear_rows.py holds the same layout as a NumPy dtype.
 struct ClearRowsParams {
-    void* out;                // (rows, row_words), of 16 bits; null where it is not written
-    float* lse;               // (heads, rows); null where there is none
-    const int* cu_seqlens_q;  // (sequences + 1,)
+    void* out;              // (rows, row_words), of 16 bits; null where it is not written
+    float* lse;             // (heads, rows); null where there is none
+    const int* cu_seqlens;  // (sequences + 1,)
+    const int* used;        // (sequences,): how many of their rows count; null for all
     long long row_words;
-    int rows, heads, sequences, max_seqlen_q;
+    int rows, heads, sequences, max_seqlen;
 };
 
 // Whether a sequence has the row: the last one that begins at it or before.
@@ -18,13 +18,14 @@ __device__ inline bool has_owner(const ClearRowsParams& p, int row) {
     int batch = 0;
     for (int more = p.sequences - 1; batch < more;) {
         const int middle = batch + (more - batch + 1) / 2;
-        if (p.cu_seqlens_q[middle] <= row)
+        if (p.cu_seqlens[middle] <= row)
             batch = middle;
         else
             more = middle - 1;
     }
-    const int first = p.cu_seqlens_q[batch];
-    return row >= first && row < p.cu_seqlens_q[batch + 1] && row - first < p.max_seqlen_q;
+    const int first = p.cu_seqlens[batch];
+    const int most = p.used ? min(p.used[batch], p.max_seqlen) : p.max_seqlen;
+    return row >= first && row < p.cu_seqlens[batch + 1] && row - first < most;
 }
 
 // A block looks at 32 rows, a lane each. Its threads share a row that is cleared, VEC words at

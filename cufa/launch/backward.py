@@ -14,6 +14,7 @@ from cufa.launch import by_name, workspace
 from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.by_name import NamedLayout
 from cufa.launch.capture import refuse_copy
+from cufa.launch.clear_rows import clear_rows
 from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.launch.params import encoded_map
 from cufa.launch.signature import AddressSlot, Key
@@ -144,9 +145,8 @@ def attention_backward(
         start = memory.data.ptr
         places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
         numbers = [start + 4 * place if place >= 0 else 0 for place in places]
-        if problem.kv != "Dense":  # rows that no sequence has
-            for array in (*(arrays[name] for name in wanted), *sinks):
-                array.fill(0)
+        for name in wanted if problem.kv != "Dense" else ():
+            _clear_rows(name, arrays[name], problem, extras)
         chains, sums = _cleared(plan, memory, others)
         addresses = (
             *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
@@ -166,6 +166,20 @@ def attention_backward(
     for name, array in wanted.items():
         if arrays[name] is not array:
             array[...] = arrays[name]
+
+
+def _clear_rows(name: str, gradient: Array, problem: Problem, extras: Extras) -> None:
+    """Set the rows of dq, dk or dv to 0 that no sequence has, and others that will be written."""
+    rows = gradient[0].swapaxes(0, 1)
+    if problem.kv == "Varlen" and rows.flags.c_contiguous:
+        offsets_q, offsets_k, used = extras.lengths
+        if name == "dq":
+            clear_rows(rows, None, offsets_q, problem.max_seqlen_q)
+        else:
+            clear_rows(rows, None, offsets_k, problem.max_seqlen_k, used)
+    else:  # in the order of memory, which CuPy fills several times as fast
+        order = sorted(range(gradient.ndim), key=lambda axis: -gradient.strides[axis])
+        gradient.transpose(order).fill(0)
 
 
 def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> tuple[int, Any]:

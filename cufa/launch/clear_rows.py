@@ -13,11 +13,15 @@ from cufa.specs.clear_rows import ROWS, SPEC
 from cufa.specs.instance import Instance
 
 _WORD = 2  # bytes
-_PLACES = ((0, 0), (1, 1), (2, 2))  # of the addresses, which the parameter begins with
+_PLACES = ((0, 0), (1, 1), (2, 2), (3, 3))  # of the addresses, which the parameter begins with
 
 
 def clear_rows(
-    out: Array | None, lse: Array | None, cu_seqlens_q: Array, max_seqlen_q: int
+    out: Array | None,
+    lse: Array | None,
+    cu_seqlens: Array,
+    max_seqlen: int,
+    used: Array | None = None,
 ) -> None:
     """Clear the rows that no sequence has, on the current device and stream.
 
@@ -27,10 +31,12 @@ def clear_rows(
         Contiguous; its rows become 0.
     lse : cupy.ndarray, (heads, rows) float32, or None
         Contiguous; its rows become -inf.
-    cu_seqlens_q : cupy.ndarray, (sequences + 1,) int32
+    cu_seqlens : cupy.ndarray, (sequences + 1,) int32
         Contiguous.
-    max_seqlen_q : int
+    max_seqlen : int
         Rows of a sequence that count, the first ones.
+    used : cupy.ndarray, (sequences,) int32, optional
+        Contiguous: how many count of each.
     """
     import cupy
 
@@ -42,17 +48,17 @@ def clear_rows(
         return
     if rows == 0 or heads == 0:
         return
-    sizes = row_bytes, rows, heads, cu_seqlens_q.size - 1, max_seqlen_q
+    sizes = row_bytes, rows, heads, cu_seqlens.size - 1, max_seqlen
     launch = _prepared(cupy.cuda.runtime.getDevice(), *sizes)
-    launch(address(out), address(lse), address(cu_seqlens_q))
+    launch(address(out), address(lse), address(cu_seqlens), address(used))
 
 
 @functools.lru_cache(maxsize=128)
 def _prepared(
-    device_id: int, row_bytes: int, rows: int, heads: int, sequences: int, max_seqlen_q: int
+    device_id: int, row_bytes: int, rows: int, heads: int, sequences: int, max_seqlen: int
 ) -> PreparedLaunch:
     """Return a launch on a device, the current one, that is given the addresses."""
     parameter = np.zeros(1, SPEC.params)
-    parameter[0] = 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen_q
+    parameter[0] = 0, 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen
     at_once = 1 if row_bytes % ALIGNMENT else ALIGNMENT // _WORD
     return prepared(Instance(SPEC.name, (), (at_once,)), -(-rows // ROWS), parameter, _PLACES)

@@ -16,12 +16,12 @@ _TILES: Tiles = {
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     return {
-        "K and V": 4 * v.bn * v.head_dim,
+        "K twice and V": 6 * v.bn * v.head_dim,
         "Q and dO": 4 * v.stages * v.bm * v.head_dim,
         "dS": 4 * v.bm * v.bn,
         "dQ": 4 * v.bm * v.head_dim,
         "rows": 8 * v.stages * v.bm,
-        "barriers": 32 * v.stages + 32 + 32 + 24,
+        "barriers": 32 * v.stages + 32 + 32 + 64,
     }
 
 

@@ -1,4 +1,4 @@
-"""Clears the rows of a result that no sequence has."""
+"""Clears the rows of packed arrays that no sequence has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ROWS = 32
 SPEC = AuxiliarySpec(
     "clear_rows",
     params=struct(
-        ("u8", "out lse cu_seqlens_q"),
+        ("u8", "out lse cu_seqlens used"),
         ("i8", "row_words"),
-        ("i4", "rows heads sequences max_seqlen_q"),
+        ("i4", "rows heads sequences max_seqlen"),
     ),
-    inputs=("cu_seqlens_q",),
+    inputs=("cu_seqlens", "used"),
     outputs=("out", "lse"),
     threads=128,
     numbers=("vec",),
