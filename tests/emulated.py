@@ -94,8 +94,8 @@ class Emulator:
     stale : int
         How lengths and tables are before `wait_for_kernel_in_front`: as after it, else other ones.
     seed : int
-        If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes
-        while those of a dependent launch have begun.
+        If not 0, blocks, warps and, with some seeds, lanes take turns at random, and so does what
+        `kernel_in_front` writes while those of a dependent launch have begun.
     variants : set
         All that it has been asked for.
     """

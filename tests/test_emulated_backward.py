@@ -188,6 +188,18 @@ def test_blocks_draw_tiles_of_keys(
 
 
 @pytest.mark.parametrize("form", [WGMMA_ROWS, WGMMA_COLUMNS], ids=name_of)
+@exhaustive("backward", but=lambda form: form is WGMMA_COLUMNS)
+def test_tiles_of_keys_that_no_row_sees(
+    emulated: Emulator, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, form: Case
+) -> None:
+    """A block has four of them in front of one that rows see, twice; lanes of a warp part."""
+    gpu = device.named(form[0])._replace(sm_count=1)
+    monkeypatch.setattr(device, "of_id", lambda device_id: gpu)
+    for emulated.seed in (3, 8, 9):
+        checked(rng, form, (1, 2, 2, 40, 600), window=(20, 5))
+
+
+@pytest.mark.parametrize("form", [WGMMA_ROWS, WGMMA_COLUMNS], ids=name_of)
 @pytest.mark.parametrize("name", ["causal", "dropout_p"])
 @exhaustive("backward", but=lambda form, name: form is WGMMA_COLUMNS and name == "causal")
 def test_blocks_share_the_query_heads_of_a_group(

@@ -148,6 +148,9 @@ auto meet(const uint64_t (&mine)[N], F f) {
     return result;
 }
 
+// Where all lanes of a warp come before one goes on.
+inline void align() { meet<1>({0}, [](auto&, int) { return 0; }); }
+
 template <class To, class From>
 To bits_as(From from) {
     To to{};

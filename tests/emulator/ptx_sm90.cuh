@@ -65,11 +65,12 @@ void registers_decrease() {}
 void stmatrix_x4(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 
 inline uint64_t wgmma_descriptor(uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; }
-inline void wgmma_fence() {}
+inline void wgmma_fence() { emulator::align(); }
 inline void wgmma_commit() { emulator::thread->products.commit(); }
 template <int PENDING>
 void wgmma_wait() {
     emulator::thread->products.wait(PENDING);
+    emulator::align();
     if (WATCHES) emulator::step();
 }
 

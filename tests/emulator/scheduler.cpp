@@ -93,6 +93,7 @@ struct HostBlock : Block {
 
 Fiber scheduler;
 size_t hurry;  // one in `hurry` copies to shared memory ends at once; 0: none
+size_t lag;    // one in `lag` threads is passed over, so that lanes of a warp part; 0: none
 std::minstd_rand dice;
 void (*kernel)(const void*);
 const void* arguments;
@@ -121,12 +122,13 @@ void change_to(HostBlock* other) {
     block = other;
     std::copy_n(other->shared.data(), smem_bytes, shared_memory);
 }
-// Lets each thread of the block run until it waits, but for those of some warps. Whether the block has not ended.
+// Lets each thread of the block run until it waits, but for those of some warps, and some others. Whether the block has not ended.
 bool run_threads(uint32_t but_warps) {
     bool alive = false;
     for (auto& t : host(block).threads) {
         if (t->ended) continue;
         alive = true, thread = t.get();
+        if (lag && dice() / 8 % lag == 0) continue;
         if (!(but_warps >> t->index / 32 % 32 & 1) && !(t->waits && t->waits(t->wait))) change(scheduler, t->fiber);
     }
     return alive;
@@ -175,7 +177,7 @@ void leave(Meeting& meeting) {
 }
 
 bool run(const Launch& launch, void (*f)(const void*), const void* given) {
-    constexpr int PATIENCE = 1 << 14;  // turns in which no block ends
+    constexpr int PATIENCE = 1 << 17;  // turns in which no block ends
     const uint32_t seed = launch.seed;
     blocks = launch.blocks, threads = launch.threads, smem_bytes = launch.smem_bytes, front = launch.front;
     shared_memory = launch.shared_memory, kernel = f, arguments = given, block = nullptr;
@@ -183,7 +185,7 @@ bool run(const Launch& launch, void (*f)(const void*), const void* given) {
     std::minstd_rand random(seed);
     auto below = [&](size_t n) { return seed ? static_cast<size_t>(random()) / 8 % n : 0; };
     const size_t at_once = 1 + below(16), pace = 1 << below(7);
-    hurry = below(3), dice.seed(seed + 1);
+    hurry = below(3), lag = below(2) * 3, dice.seed(seed + 1);
     std::vector<std::unique_ptr<HostBlock>> begun;
     for (int next = 0, turns = 0, idle = 0; next < blocks || !begun.empty(); ++turns) {
         if (next < blocks && begun.size() < at_once && (begun.empty() || below(4) == 0))
@@ -204,7 +206,7 @@ bool run(const Launch& launch, void (*f)(const void*), const void* given) {
         if (idle && !block->in_flight.empty()) {
             block->in_flight.do_first();
             turns = 0;
-        } else if (front && (below(pace) == 0 || idle > PATIENCE / 64)) {
+        } else if (front && (below(pace) == 0 || idle > 256)) {
             if (!front()) front = nullptr;
             turns = 0;
         } else if (turns == PATIENCE || (!seed && idle)) {
@@ -234,7 +236,7 @@ int __syncthreads_or(int x) {
 void __syncwarp() {
     const int barrier = 16 + emulator::thread->index / 32, phase = emulator::thread->meetings;
     if (WATCHES) emulator::release(barrier), emulator::step();
-    meet<1>({0}, [](auto&, int) { return 0; });
+    emulator::align();
     if (WATCHES) emulator::complete(barrier, phase), emulator::acquire(barrier, phase);
 }
 uint64_t lane_bits(uint64_t x, int lane) {
