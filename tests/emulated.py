@@ -73,6 +73,9 @@ ARGUMENTS = {
 #: Each takes eight of the 65,530 mappings that a process has room for.
 MOST_LOADED = 500
 
+#: Seeds from it on let lanes of a warp take turns.
+LANES = 1 << 16
+
 _FRONT = ctypes.CFUNCTYPE(ctypes.c_bool)
 
 
@@ -94,8 +97,8 @@ class Emulator:
     stale : int
         How lengths and tables are before `wait_for_kernel_in_front`: as after it, else other ones.
     seed : int
-        If not 0, blocks, warps and, with some seeds, lanes take turns at random, and so does what
-        `kernel_in_front` writes while those of a dependent launch have begun.
+        If not 0, blocks and warps take turns at random, and so does what `kernel_in_front` writes
+        while those of a dependent launch have begun. From `LANES` on, lanes of a warp do, too.
     variants : set
         All that it has been asked for.
     """

@@ -185,7 +185,7 @@ bool run(const Launch& launch, void (*f)(const void*), const void* given) {
     std::minstd_rand random(seed);
     auto below = [&](size_t n) { return seed ? static_cast<size_t>(random()) / 8 % n : 0; };
     const size_t at_once = 1 + below(16), pace = 1 << below(7);
-    hurry = below(3), lag = below(2) * 3, dice.seed(seed + 1);
+    hurry = below(3), lag = seed >> 16 ? 3 : 0, dice.seed(seed + 1);
     std::vector<std::unique_ptr<HostBlock>> begun;
     for (int next = 0, turns = 0, idle = 0; next < blocks || !begun.empty(); ++turns) {
         if (next < blocks && begun.size() < at_once && (begun.empty() || below(4) == 0))
