@@ -143,6 +143,7 @@ struct BackwardConsumer {
         __syncwarp();
         if (lane == 0) mbarrier_arrive(smem.full_dq(n));
     }
+    // dV and dK leave straight from registers.
     __device__ void store() const {
         const auto& p = place.p;
         if (p.dk.data) store_rows(rdK, p.scale, p.dk, p.head_dim);
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         c.clear_tail(shared.k(round));
         RowTile t = place.begin();
         if (!place.visits(t)) {  // no row sees these keys
-            finish_dq();
+            finish_dq();         // else it would hold K's place, which the producer may wait for
             shared.ring_k.release(round), shared.ring_v.pass_over(round);
         }
         while (place.visits(t)) {

@@ -58,6 +58,7 @@ struct BackwardSmem {
         for (int adder = 0; adder < C::ADDERS; ++adder)
             mbarrier_init(full_dq(adder), 4 * C::CONSUMERS);
         mbarrier_init(empty_dq(), 1);
+        // Adders read the number that comes with K.
         ring_k.init(4 * C::CONSUMERS + C::ADDERS), ring_v.init(4 * C::CONSUMERS);
         mbarrier_fence_init();
     }
