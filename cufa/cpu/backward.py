@@ -238,7 +238,7 @@ class _Queries:
             self._growth = np.where(self._is_large, 1 / total, np.float32(1))
         if dsinks is not None and sinks is not None:
             of_rows = self._weights(sinks - self._lse) * self._delta
-            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3))
+            dsinks -= self._by_head(of_rows).sum(axis=(0, 2, 3), dtype=np.float64)
 
     def _weights(self, above_lse: np.ndarray) -> np.ndarray:
         """Make scores less the log-sum-exp weights, in place."""
