@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from eight_bits import E4M3, Cache, assert_every_byte, in_pages8, poisoned8, quantised8
-from emulated import FOLDERS, Emulator, load_shared, needs_compiler
+from emulated import FOLDERS, LANES, Emulator, load_shared, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
 from reference import DTYPES, random_inputs
@@ -216,7 +216,7 @@ def test_warps_take_turns_at_random(
 ) -> None:
     """Blocks have several sequences, and lengths and pages are still written."""
     monkeypatch.setattr(device, "of_id", lambda _: device.named("h200")._replace(sm_count=2))
-    for emulated.seed in range(1, 9):
+    for emulated.seed in (*range(1, 9), LANES + 4):
         checked8(rng, [150, 2, 400, 0, 33], kind=kind, **options)
 
 

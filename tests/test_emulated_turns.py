@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import Emulator, needs_compiler
+from emulated import LANES, Emulator, needs_compiler
 from exhaustive import exhaustive
 from score_arrays import DECODE_FEATURES, options_of
 from test_emulated import emulator  # noqa: F401
@@ -33,6 +33,8 @@ pytestmark = needs_compiler
         (13, [90] * 3, {}, range(1, 9)),  # all are cut into equally many pieces
         (13, [50] * 5, {"num_splits": 2}, range(1, 5)),
         (60, [300] * 33, {}, [8]),  # whether they are, warps of a block guess one way or the other
+        (13, [300] * 33, {"page_size": 64}, [LANES + 7]),  # lanes of a warp find other lengths
+        (13, [100] * 33, {"page_size": 7, "num_splits": 2}, [LANES + 30]),
         (13, [150, 2, 400, 33], {"sq": 8}, [1, 2]),
         (13, [150, 2, 400, 33], {"sq": 16, "page_size": 64}, [1, 2]),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import Emulator, needs_compiler
+from emulated import LANES, Emulator, needs_compiler
 from exhaustive import exhaustive
 from test_emulated import emulator  # noqa: F401
 from test_emulated_decode import checked, emulated  # noqa: F401
@@ -63,9 +63,10 @@ def test_mixed_lengths(
     rng: np.random.Generator,
     options: dict[str, Any],
 ) -> None:
-    """Also while the kernel in front still writes them, and if warps take turns at random."""
+    """Also while the kernel in front still writes them, and warps or lanes take turns."""
     lengths = lengths_of(rng, 17, 90)
-    for emulated.stale, emulated.seed in ((0, 0), (1, 0), (3, 0), (4, 0), (0, 1), (0, 2)):
+    looks = (0, 0), (1, 0), (3, 0), (4, 0), (0, 1), (0, 2), (0, LANES + 2), (0, LANES + 8)
+    for emulated.stale, emulated.seed in looks:
         checked(rng, lengths, **{"hq": 4, "hk": 1, **options})
     assert_never_cut(plans, 17)
 

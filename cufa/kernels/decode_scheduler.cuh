@@ -18,7 +18,9 @@ struct Share {
 
     // With up to 32 sequences, `length` is the keys of the one that has the lane's number. With
     // more, lengths are looked up, if `looks`; else the share is that of sequences which are all as
-    // long as the block's, if units are then cut into equally many pieces.
+    // long as the block's, if units are then cut into equally many pieces. All lanes of a warp get
+    // the same share: `ask` has shuffles where its tiles are. So a length that the kernel in front
+    // may still write is one lane's; where ptxas sees one load for the warp, it drops the shuffle.
     __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
@@ -26,7 +28,8 @@ struct Share {
         if constexpr (WHOLE) {
             unit.batch = min(p.units.quotient(block), p.batch - 1),
             unit.index = p.units.remainder(block);
-            unit.set_keys(p, keys_of(p, unit.batch)), unit.begin_at(0), count = unit.tiles;
+            unit.set_keys(p, __shfl_sync(0xffffffff, keys_of(p, unit.batch), 0));
+            unit.begin_at(0), count = unit.tiles;
             return;
         }
         // The block's place if each unit had equally many pieces
@@ -36,7 +39,7 @@ struct Share {
 
         int total, longest, keys;
         if (p.splits || !p.lengths || !(few || looks)) {
-            keys = few ? __shfl_sync(0xffffffff, length, batch) : keys_of(p, batch);
+            keys = __shfl_sync(0xffffffff, few ? length : keys_of(p, batch), batch);
             longest = Unit::tiles_of(p, keys), total = longest * p.batch;
         } else {
             int own = length;  // keys of `batch`, in the lane that has come across it
