@@ -148,7 +148,7 @@ def product_of(factors: str, text: str, given: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_threads_of_quantize_agree_with_the_source(columns: int) -> None:
-    text, its = text_of("quantize"), quantize.shape(columns)
+    text, its = source.text("quantize"), quantize.shape(columns)
     assert "__launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)" in text
     (threads,) = re.findall(r"THREADS = ([^,;]*)", text)
     assert product_of(threads, text, {"LANES": its.lanes}) == its.threads
