@@ -474,9 +474,10 @@ def test_keys_of_no_query_and_keys_not_in_use(rng: np.random.Generator) -> None:
     used = np.array([35, 12, 20], np.int32)
     options: dict[str, Any] = {"seqused_k": used, "max_seqlen_q": 27, "causal": True}
 
-    def gradients_of(arrays: Any, ends: Any, options: dict[str, Any]) -> Any:
+    def gradients_of(arrays: Any, ends: Any, options: dict[str, Any], **into: Any) -> Any:
         results = cufa.attention_varlen(*arrays[1:], *ends, return_lse=True, **options)
-        return cufa.attention_varlen_backward(*arrays, *results, *ends, **options)
+        function: Any = cufa.attention_varlen_backward
+        return function(*arrays, *results, *ends, **options, **into)
 
     given = [on_gpu(x) for x in (dout, q, k, v)]
     on_device = {**options, "seqused_k": on_gpu(used)}
@@ -489,3 +490,12 @@ def test_keys_of_no_query_and_keys_not_in_use(rng: np.random.Generator) -> None:
         whole[place] = its
         np.testing.assert_allclose(array.get().astype(np.float32), whole, atol=0.05)
     assert not np.any(found[1].get()[72:].astype(np.float32))
+    # Places whose rows are contiguous, but begin at no multiple of 16 bytes
+    into = {
+        f"d{name}": one_in(np.zeros(x.shape, x.dtype)) for name, x in zip("qkv", found, strict=True)
+    }
+    for written in into.values():
+        written.host.fill(np.nan)
+    gradients_of(given, [on_gpu(x) for x in (cu_q, cu_k)], on_device, **into)
+    for written, array in zip(into.values(), found, strict=True):
+        np.testing.assert_array_equal(written.get(), array.get())

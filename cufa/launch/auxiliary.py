@@ -55,7 +55,7 @@ def prepared(
     Parameters
     ----------
     instance : Instance
-        Of a kernel with one number of threads.
+        The kernel's spec says its number of threads.
     grid : int or tuple of int
         Blocks, along one axis or two.
     parameter, places

@@ -169,9 +169,10 @@ def attention_backward(
 
 
 def _clear_rows(name: str, gradient: Array, problem: Problem, extras: Extras) -> None:
-    """Set the rows of dq, dk or dv to 0 that no sequence has, and others that will be written."""
+    """Zero the rows of dq, dk or dv that the products do not write, or all rows."""
     rows = gradient[0].swapaxes(0, 1)
-    if problem.kv == "Varlen" and rows.flags.c_contiguous:
+    is_aligned = gradient.data.ptr % ALIGNMENT == 0  # the caller's may not be
+    if problem.kv == "Varlen" and rows.flags.c_contiguous and is_aligned:
         offsets_q, offsets_k, used = extras.lengths
         if name == "dq":
             clear_rows(rows, None, offsets_q, problem.max_seqlen_q)

@@ -266,7 +266,7 @@ class PreparedCalls:
     def _load(self, variant: Variant) -> LoadedKernel:
         function = jit.kernel(variant, self._device, self._device_id)
         loaded = LoadedKernel(variant, function, self._device_id, self._extras)
-        # What may be captured in place of it draws tiles, too
+        # A kernel that may be captured in its place draws tiles, too
         draws = KERNELS[variant.kernel].persistent or self._planner.fallback is not None
         if draws and not is_capturing():
             counters.of_device(self._device_id).reserve()

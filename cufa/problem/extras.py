@@ -90,7 +90,7 @@ class Extras(NamedTuple):
 
     @property
     def infos(self) -> tuple[Any, ...]:
-        """What each of `flat` is like: shape, strides and dtype; of a `cufa.BlockMask` its key."""
+        """Shape, strides and dtype of each of `flat`, or the key of a `cufa.BlockMask`."""
         mask = self.block_mask
         return tuple(
             None if x is None else x.key if x is mask else (x.shape, x.strides, x.dtype)
