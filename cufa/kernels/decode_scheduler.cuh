@@ -21,6 +21,8 @@ struct Share {
     // long as the block's, if units are then cut into equally many pieces. All lanes of a warp get
     // the same share: `ask` has shuffles where its tiles are. So a length that the kernel in front
     // may still write is one lane's; where ptxas sees one load for the warp, it drops the shuffle.
+    // With WHOLE it is the lanes' maximum, which is in a uniform register: after a shuffle, sm_80
+    // spills up to 184 bytes.
     __device__ void find(const ARGUMENTS& p, int block, int length, bool looks) {
         const int lane = threadIdx.x % 32, units = p.batch * p.units.divisor;
         const bool few = p.batch <= 32;
@@ -28,7 +30,7 @@ struct Share {
         if constexpr (WHOLE) {
             unit.batch = min(p.units.quotient(block), p.batch - 1),
             unit.index = p.units.remainder(block);
-            unit.set_keys(p, __shfl_sync(0xffffffff, keys_of(p, unit.batch), 0));
+            unit.set_keys(p, __reduce_max_sync(0xffffffff, keys_of(p, unit.batch)));
             unit.begin_at(0), count = unit.tiles;
             return;
         }
