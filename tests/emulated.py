@@ -23,6 +23,7 @@ from shared_libraries import COMPILER, Sources
 import cufa
 from cufa.compiler import source
 from cufa.specs import BACKWARD_KERNELS, FP8_KERNELS, KERNELS
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -170,7 +171,7 @@ def _arguments(variant: Variant | Instance) -> str:
     """Return the type of a kernel's one parameter."""
     if isinstance(variant, Instance) and variant.kernel in FP8_KERNELS:
         return f"TmaArguments<Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>>"
-    if isinstance(variant, Instance) and variant.kv:
+    if isinstance(variant, BackwardVariant) or (isinstance(variant, Instance) and variant.kv):
         kernel = BACKWARD_KERNELS.get(variant.kernel)
         tma = "Tma" if kernel and kernel.tma else ""
         return f"{tma}BackwardArguments<Score<{', '.join(variant.score)}>, {variant.kv}>"

@@ -26,6 +26,7 @@ from cufa.launch import append, calls, clear_rows, counters, params, scratch, te
 from cufa.problem.parse import parse
 from cufa.problem.parse_decode import parse_decode
 from cufa.specs import KERNELS
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 from cufa.specs.tile import panel_columns
 from cufa.specs.variant import Variant
@@ -506,7 +507,8 @@ class Gpu:
         from played_decode import DecodeKernel
 
         assert device_id == self.current
-        if isinstance(variant, Instance):  # its results are looked at where it is emulated
+        # Results of these are looked at where they are emulated.
+        if isinstance(variant, (Instance, BackwardVariant)):
             return lambda *_: self.launches.append(variant)
         self.loaded.append(variant)
         return (DecodeKernel if KERNELS[variant.kernel].decodes else Kernel)(variant)

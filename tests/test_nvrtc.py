@@ -21,8 +21,8 @@ from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, BACKWARD_KERNELS, FP8_KERNELS
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.fp8_wgmma import KVS
-from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -284,10 +284,9 @@ def test_each_kernel_that_shares_out_registers_says_so() -> None:
     assert "counts on 168" in str(nvrtc.wrong_registers(instance, 160))
     for name in ("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma"):
         spec = BACKWARD_KERNELS[name]
-        dims, (tile, *_) = next(iter(spec.tiles(90).items()))
-        bm, bn, stages, warps, blocks, _ = tile
-        variant = TemplateArguments(name, "bfloat16", *dims, bm, bn, stages, warps, blocks)
-        assert spec.instance(variant).launch_registers == 65536 // variant.threads // 8 * 8
+        dims = spec.head_dims(H200)[0]
+        variant = BackwardVariant(*(name, "bfloat16", *dims, *spec.tiles(H200, dims)[0]))
+        assert variant.launch_registers == 65536 // variant.threads // 8 * 8
 
 
 def test_spills_are_seen() -> None:

@@ -23,7 +23,7 @@ TILES = [
     for name, spec in BACKWARD_KERNELS.items()
     for arch in ARCHS
     if spec.runs_on(device.of_arch(arch))
-    for dims in spec.tiles(device.of_arch(arch).compute_capability)
+    for dims in spec.head_dims(device.of_arch(arch))
 ]
 #: Bytes a thread may spill, loads and stores together, from the head dim on at which dK and dV fill
 #: the registers; and with the parts of many features at once. In bwd_wgmma it is the producer that
@@ -44,7 +44,7 @@ def planned(kernel: str, arch: str, dims: tuple[int, int], **options: Any) -> Ba
     return backward_plan(problem, device.of_arch(arch), "qkv", True, maps=spec.tma)
 
 
-def instance_of(plan: BackwardPlan, kernel: str) -> Instance:
+def instance_of(plan: BackwardPlan, kernel: str) -> Instance | BackwardVariant:
     """Return a plan's instance of a kernel."""
     (found,) = (x.instance for x in plan.steps if x.instance.kernel == kernel)
     return found
@@ -71,7 +71,7 @@ def test_planned_tiles_fit(kernel: str, arch: str, dims: tuple[int, int]) -> Non
 @tiles
 def test_tiles_of_specs_are_legal(kernel: str, arch: str, dims: tuple[int, int]) -> None:
     gpu, spec = device.of_arch(arch), BACKWARD_KERNELS[kernel]
-    for shape in spec.tiles(gpu.compute_capability)[dims]:
+    for shape in spec.tiles(gpu, dims):
         variant = BackwardVariant(kernel, spec.dtypes[-1], *dims, **shape._asdict())
         assert variant.illegal(gpu) is None
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,12 +69,10 @@ def test_nothing_else_asks_for_a_kernel_by_name(path: Path) -> None:
 
 
 def test_every_kernel_has_its_spec() -> None:
-    """A file of the same stem each, and in its order of preference."""
     sources = {path.stem for path in (PACKAGE / "kernels").glob("*.cu")}
     assert sources == set(ALL)
     for name, spec in ALL.items():
         assert spec.name == name
-        assert importlib.import_module(f"cufa.specs.{name}").SPEC is spec
 
 
 def text_of(name: str) -> str:
@@ -129,14 +125,11 @@ def test_schedules_are_structs_of_the_source() -> None:
 @pytest.mark.parametrize("name", AUXILIARY_KERNELS)
 def test_auxiliary_spec_agrees_with_the_source(name: str) -> None:
     spec, text = AUXILIARY_KERNELS[name], source.text(name)
-    names = [each.split()[-1].lower() for each in template_of(name)]
-    last = ["mask"] * spec.takes_mask + ["score", "kv"] * spec.takes_score
-    assert names == [*spec.types, *spec.numbers, *last]
     if spec.threads:
         (bound,) = re.findall(r"__launch_bounds__\(([\w *]*)", text)
-        given = dict.fromkeys(map(str.upper, spec.numbers), spec.threads)  # by a launch
+        given = {"THREADS": spec.threads}  # by a launch of block_lists
         assert product_of(bound, text, given) == spec.threads
-    if not spec.takes_score:
+    if spec.params is not BACKWARD_PARAMS:
         assert members_of(text) == list(spec.params.names or ())
 
 
@@ -172,14 +165,6 @@ def test_backward_params_agree_with_the_source() -> None:
     assert [*(PARAMS.names or ()), *members_of(text)] == list(BACKWARD_PARAMS.names or ())
     *_, (_, offset, last) = numbers_of(BACKWARD_PARAMS)
     assert offset + last.itemsize == BACKWARD_PARAMS.itemsize, "C++ would use the padding"
-
-
-@pytest.mark.parametrize("name", [*KERNELS, *AUXILIARY_KERNELS])
-def test_tensors_are_members_of_the_struct(name: str) -> None:
-    spec: Any = ALL[name]
-    assert {*spec.inputs, *spec.outputs} <= set(spec.params.names or ())
-    assert set(spec.inputs).isdisjoint(spec.outputs)
-    assert spec.outputs
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -48,7 +48,8 @@ from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.specs.instance import Instance
-from cufa.specs.spec import HeadDims, Spec
+from cufa.specs.kernel_spec import HeadDims
+from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 

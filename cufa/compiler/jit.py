@@ -10,7 +10,6 @@ from typing import Any
 from cufa.compiler import cubins, dependent, elf, nvrtc, source
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
-from cufa.specs import KERNELS
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -61,7 +60,7 @@ def _most_shared_memory(variant: Variant | Instance, device: Device) -> int:
 
     See ``kept_apart`` of cufa/planner/residency.py.
     """
-    decodes = isinstance(variant, Variant) and KERNELS[variant.kernel].decodes
+    decodes = isinstance(variant, Variant) and variant.spec.decodes
     return device.smem_per_block if decodes else variant.smem_bytes
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cufa.compiler import elf, source
-from cufa.specs import KERNELS
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -115,11 +114,7 @@ def wrong_registers(variant: Variant | Instance, registers: int) -> str | None:
     registers : int
         A thread's, of the compiled kernel.
     """
-    if isinstance(variant, Instance):
-        expected = variant.launch_registers
-    else:
-        of_variant = KERNELS[variant.kernel].launch_registers
-        expected = of_variant and of_variant(variant)
+    expected = variant.launch_registers
     if expected is None or registers == expected:
         return None
     return (

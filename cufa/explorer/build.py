@@ -13,7 +13,6 @@ from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.explorer.result import Row
-from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -30,8 +29,7 @@ def _build(variant: Variant | Instance, arch: str) -> Built:
     started = time.perf_counter()
     compiled: Compiled | CompileError
     try:
-        it = variant.instance if isinstance(variant, BackwardVariant) else variant
-        compiled = nvrtc.compile_variant(it, arch)
+        compiled = nvrtc.compile_variant(variant, arch)
     except CompileError as error:
         compiled = error
     return Built(variant, compiled, time.perf_counter() - started)

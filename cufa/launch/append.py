@@ -15,14 +15,11 @@ from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
 from cufa.remembered import remember
-from cufa.specs import means8
-from cufa.specs.append import MEANS, PARAMS, SCALES, SPEC
-from cufa.specs.append8 import SPEC as SPEC8
+from cufa.specs.append import MEANS, PARAMS, ROWS, SCALES, SPEC, SPEC8, means8
 from cufa.specs.instance import Instance
 from cufa.specs.structs import numbers_of
 
-_ROWS = (*SPEC.inputs, *SPEC.outputs)
-_NAMES = (*_ROWS, "starts", "lengths", "table", "cos", "sin", *SCALES, *MEANS)  # of arrays
+_NAMES = (*ROWS, "starts", "lengths", "table", "cos", "sin", *SCALES, *MEANS)  # of arrays
 _OFFSETS = {name.removesuffix(".data"): offset for name, offset, _ in numbers_of(PARAMS)}
 _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_NAMES))
 _PREPARED = 256  # launches that are remembered
@@ -142,7 +139,7 @@ def _made(tokens: Tokens) -> PreparedLaunch | Launches:
     appends = launch_of(instance, grid, parameter, _PLACES)
     if tokens.k_mean is None:
         return appends
-    first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
+    first = means8(tokens.k.dtype.name, bool(instance.arguments[1]))
     return Launches((launch_of(first, batch * heads_kv, parameter, _PLACES), appends))
 
 
@@ -152,7 +149,7 @@ def _instance_of(tokens: Tokens) -> Instance:
     steps = [tokens.k.shape[3] * size, tokens.v.shape[3] * size]
     if turns is not None:
         steps += turns.dim // 2 * size, turns.cos.data.ptr, turns.sin.data.ptr
-    rows = (array for array in _arrays(tokens)[: len(_ROWS)] if array is not None)
+    rows = (array for array in _arrays(tokens)[: len(ROWS)] if array is not None)
     whole = are_aligned(*rows) and all(step % ALIGNMENT == 0 for step in steps)
     arguments = ALIGNMENT // size if whole else 1, turns is not None and turns.interleaved
     if tokens.k_scale is None:
@@ -166,7 +163,7 @@ def _filled(tokens: Tokens) -> np.ndarray:
     parameter = np.zeros(1, PARAMS)
     p = parameter[0]
     arrays = dict(zip(_NAMES, _arrays(tokens), strict=True))
-    for name in (*_ROWS, *SCALES, *MEANS):
+    for name in (*ROWS, *SCALES, *MEANS):
         p[name] = tensor(arrays[name])
     _, p["heads_kv"], p["seq"], p["head_dim"] = tokens.k.shape
     p["head_dim_v"] = tokens.v.shape[3]

@@ -26,7 +26,7 @@ from cufa.problem.problem import Problem
 from cufa.remembered import remember
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward import MAPPED, parameter
-from cufa.specs.template_arguments import TemplateArguments
+from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.tile import panel_columns
 from cufa.tuned import user_table
 
@@ -79,7 +79,7 @@ def attention_backward(
     extras: Extras,
     deterministic: bool,
     ndim: int = 4,
-    forced: TemplateArguments | None = None,
+    forced: BackwardVariant | None = None,
 ) -> None:
     """Compute gradients on the current device and stream.
 
@@ -99,7 +99,7 @@ def attention_backward(
         Whether all sums have a fixed order.
     ndim : int
         Axes of the caller's q.
-    forced : TemplateArguments, optional
+    forced : BackwardVariant, optional
         As in `cufa.planner.backward.backward_plan`.
 
     Raises
@@ -241,7 +241,7 @@ def _prepare(
     strides: dict[str, Ints],
     address: int,
     extras: Extras,
-    asked: tuple[list[str], tuple[Wanted, ...], bool, TemplateArguments | None],
+    asked: tuple[list[str], tuple[Wanted, ...], bool, BackwardVariant | None],
     ndim: int,
     device_id: int,
 ) -> _Prepared:

@@ -11,8 +11,7 @@ from cufa.launch.auxiliary import prepared
 from cufa.launch.capture import is_capturing, no_place
 from cufa.launch.params import list_sizes
 from cufa.problem.extras import Extras, check_function_arrays, placed
-from cufa.specs.block_lists import SPEC as LISTS
-from cufa.specs.block_mask import SPEC
+from cufa.specs.block_mask import LISTS, SPEC
 from cufa.specs.instance import Instance
 
 _TILES = SPEC.threads // 32  # of a block: a warp each

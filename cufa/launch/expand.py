@@ -9,9 +9,8 @@ from cufa.launch.append import in_rows
 from cufa.launch.auxiliary import prepared, table, tensor
 from cufa.problem.tokens import Held
 from cufa.quantized.rows import kind_of
-from cufa.specs.expand8 import CHUNK, SPEC
+from cufa.specs.expand8 import CHUNK, LSE_MEAN, SPEC
 from cufa.specs.instance import Instance
-from cufa.specs.lse_mean import SPEC as LSE_MEAN
 
 
 def expand(held: Held, out: Array) -> None:

@@ -13,11 +13,11 @@ from cufa.planner.problem_class import gradient_class
 from cufa.planner.scheduler import falls_from_first_key, key_sections
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
-from cufa.specs.backward import ROW_UNIT, THREADS, TURN_ROWS, BackwardSpec, around
+from cufa.specs import BACKWARD_FORMS
+from cufa.specs.backward import ROW_UNIT, TURN_ROWS, BackwardSpec
 from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.bwd_around import FINISH, JOIN, PREPARE, SINKS, around
 from cufa.specs.instance import Instance
-from cufa.specs.template_arguments import TemplateArguments
 
 _FILL = 0.9  # part of the time in which multiprocessors work: more is not worth the parts' memory
 _ALIGNMENT = 4  # float32 numbers: 16 bytes
@@ -29,12 +29,12 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    instance : Instance
+    instance : Instance or BackwardVariant
     grid, threads : int
         Blocks, and threads of each.
     """
 
-    instance: Instance
+    instance: Instance | BackwardVariant
     grid: int
     threads: int
 
@@ -44,7 +44,7 @@ class BackwardPlan(NamedTuple):
 
     Attributes
     ----------
-    variant : TemplateArguments
+    variant : BackwardVariant
         The template arguments of the first kernel that computes products; the tiles of others
         are of the same size.
     steps : tuple of Step
@@ -74,7 +74,7 @@ class BackwardPlan(NamedTuple):
         Where the variant comes from.
     """
 
-    variant: TemplateArguments
+    variant: BackwardVariant
     steps: tuple[Step, ...]
     problem: Problem
     q_units: int
@@ -115,29 +115,25 @@ class BackwardPlan(NamedTuple):
 
 def _variant(
     spec: BackwardSpec, problem: Problem, device: Device, is_large: bool
-) -> TemplateArguments:
-    tiles = spec.tiles(device.compute_capability)
-    dims = spec.padded(device.compute_capability, (problem.head_dim, problem.head_dim_v))
-    assert dims is not None
+) -> BackwardVariant:
+    dims = spec.padded(device, problem.head_dim, problem.head_dim_v)
     is_large = is_large or spec.is_large(problem.score)
-    bm, bn, stages, warps, blocks_per_sm, _ = tiles[dims][-1 if is_large else 0]
-    return TemplateArguments(
-        *(spec.name, problem.dtype, *dims, bm, bn, stages, warps, blocks_per_sm),
-        score=problem.score,
-        kv=problem.kv,
+    shape = spec.tiles(device, dims)[-1 if is_large else 0]
+    return BackwardVariant(
+        *(spec.name, problem.dtype, *dims, *shape), score=problem.score, kv=problem.kv
     )
 
 
 def _by_table(
-    problem: Problem, device: Device, table: Table, usual: TemplateArguments
-) -> TemplateArguments | None:
+    problem: Problem, device: Device, table: Table, usual: BackwardVariant
+) -> BackwardVariant | None:
     """Return what a table says in place of a kernel's usual tile, if that kernel can run it."""
     key = gradient_class(problem, device, (usual.head_dim, usual.head_dim_v))
     entry = table.entries.get(key)
     if entry is None or entry.kernel != usual.kernel:
         return None
     variant = usual._replace(**entry.shape._asdict())
-    return variant if BackwardVariant(*variant).illegal(device) is None else None
+    return variant if variant.illegal(device) is None else None
 
 
 def _splits(spec: BackwardSpec, problem: Problem, device: Device, blocks: int) -> int:
@@ -168,7 +164,7 @@ def backward_plan(
     wrt: Collection[str],
     deterministic: bool,
     maps: bool = True,
-    forced: TemplateArguments | None = None,
+    forced: BackwardVariant | None = None,
     wanted: Sequence[Wanted] = (),
     table: Table | None = None,
 ) -> BackwardPlan:
@@ -184,8 +180,8 @@ def backward_plan(
         Whether its sums have a fixed order.
     maps : bool
         Whether TMA can describe Q, K, V and the gradient of the result as they are.
-    forced : TemplateArguments, optional
-        Arguments of a kernel of products, in place of what its spec says.
+    forced : BackwardVariant, optional
+        That of a kernel of products, in place of what its spec says.
     wanted : sequence of Wanted
         A bias, and arrays that a `score_mod` reads, to differentiate by.
     table : Table, optional
@@ -250,20 +246,20 @@ def backward_plan(
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
     del places["sums"]
     units = heads * q_units
-    steps = [Step(around(bwd_prepare.SPEC.name, variant), units, THREADS)]
+    steps = [Step(around(PREPARE, variant), units, PREPARE.threads)]
     if "sinks" in wrt:
-        sums = around(bwd_sinks.SPEC.name, variant, smem_bytes=_WORD * bwd_sinks.SPEC.threads // 32)
-        steps.append(Step(sums, problem.heads_q, bwd_sinks.SPEC.threads))
+        sums = around(SINKS, variant, smem_bytes=_WORD * SINKS.threads // 32)
+        steps.append(Step(sums, problem.heads_q, SINKS.threads))
     for spec, of_spec in zip(form, variants, strict=True):
         if wanted or not set(spec.gradients).isdisjoint(wrt):
             grid = units if spec.by_rows else blocks * splits
             if spec.draws:
                 grid = min(grid, device.sm_count * of_spec.blocks_per_sm)
-            steps.append(Step(spec.instance(of_spec), grid, of_spec.threads))
+            steps.append(Step(of_spec, grid, of_spec.threads))
     if joins:
-        steps.append(Step(around(bwd_join.SPEC.name, variant, variant.bn), blocks, THREADS))
+        steps.append(Step(around(JOIN, variant, variant.bn), blocks, JOIN.threads))
     if sums_dq:
-        steps.append(Step(around(bwd_finish.SPEC.name, variant, form[0].tma), units, THREADS))
+        steps.append(Step(around(FINISH, variant, form[0].tma), units, FINISH.threads))
     return BackwardPlan(
         *(variant, tuple(steps), problem, q_units, key_tiles, splits, section_heads),
         **places,

@@ -12,7 +12,7 @@ from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
-from cufa.specs.template_arguments import TemplateArguments
+from cufa.specs.backward_variant import BackwardVariant
 
 _LAUNCH_US = 2.0
 """For a launch, whatever it computes."""
@@ -32,7 +32,7 @@ def explained(
     device: Device,
     wrt: Collection[str],
     deterministic: bool,
-    forced: TemplateArguments | None = None,
+    forced: BackwardVariant | None = None,
     wanted: Sequence[Wanted] = (),
     table: Table | None = None,
 ) -> BackwardPlan:
@@ -47,19 +47,16 @@ def explained(
         return plan._replace(steps=(), workspace_words=0)
     products = sum(step.instance.kernel in BACKWARD_KERNELS for step in plan.steps)
     times = [_of_step(step, plan, products) for step in plan.steps]
-    known = tuple(us for us in times if us is not None)
-    return plan._replace(expected_us=known if len(known) == len(times) else ())
+    return plan._replace(expected_us=tuple(times))
 
 
-def _of_step(step: Step, plan: BackwardPlan, products: int) -> float | None:
+def _of_step(step: Step, plan: BackwardPlan, products: int) -> float:
     sizes = _bytes(plan)
     spec = AUXILIARY_KERNELS.get(step.instance.kernel)
     if spec is not None:
-        moved = sum(sizes.get(name, 0) for name in (*spec.inputs, *spec.outputs))
+        moved = sum(sizes[name] for name in spec.moved)
         return _LAUNCH_US + moved / _BYTES_A_US
     rate = BACKWARD_KERNELS[step.instance.kernel].rate(plan.variant.head_dim)
-    if rate is None:
-        return None
     v = plan.variant
     places = v.blocks_per_sm * _MULTIPROCESSORS
     blocks = plan.key_blocks if BACKWARD_KERNELS[step.instance.kernel].draws else step.grid

@@ -12,18 +12,12 @@ import functools
 from cufa.device import Device
 from cufa.specs import (
     append,
-    append8,
-    block_lists,
     block_mask,
+    bwd_around,
     bwd_dkv_wgmma,
     bwd_dq_wgmma,
-    bwd_finish,
     bwd_fp32,
-    bwd_join,
     bwd_mma,
-    bwd_prepare,
-    bwd_sinks,
-    bwd_sums,
     bwd_wgmma,
     clear_rows,
     decode,
@@ -36,8 +30,6 @@ from cufa.specs import (
     fa2_mma,
     fa3_wgmma,
     fp8_wgmma,
-    lse_mean,
-    means8,
     merge,
     quantize,
 )
@@ -62,11 +54,12 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 """The kernels of `attention`, by name; the others are for `decode`."""
 
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
-    module.SPEC.name: module.SPEC
-    for module in (
-        *(append, append8, means8, expand8, lse_mean),
-        *(merge, block_mask, block_lists, clear_rows, quantize),
-        *(bwd_prepare, bwd_finish, bwd_join, bwd_sinks, bwd_sums),
+    spec.name: spec
+    for spec in (
+        *(append.SPEC, append.SPEC8, append.MEANS8, expand8.SPEC, expand8.LSE_MEAN),
+        *(block_mask.SPEC, block_mask.LISTS, clear_rows.SPEC, merge.SPEC, quantize.SPEC),
+        *(bwd_around.PREPARE, bwd_around.SINKS, bwd_around.JOIN, bwd_around.FINISH),
+        bwd_around.SUMS,
     )
 }
 """The kernels that compute no attention, by name."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,13 +11,11 @@ from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.features.parts import kind_of, part_named
 from cufa.features.user_functions import BLOCKS, OWN
-from cufa.specs import kv
-from cufa.specs.instance import Instance, equal_registers
+from cufa.specs.kernel_spec import HeadDims, KernelSpec
 from cufa.specs.params import MAP_WORDS, whole
 from cufa.specs.params import PARAMS as FORWARD
 from cufa.specs.structs import TENSOR, extended, struct
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 PARAMS = extended(
     FORWARD,
@@ -42,18 +39,8 @@ ROW_UNIT = 128
 TURN_ROWS = 16
 """Rows of the workspace for each counter of turns, as there."""
 
-THREADS = 256
-"""Threads of a block of the kernels before and after the products."""
-
-HeadDims = tuple[int, int]
-"""Head dims of Q and K, and of V and O."""
-
-Tiles = Mapping[HeadDims, tuple[TileShape, ...]]
-"""Tiles by padded head dims: a problem takes the first that hold its own.
-
-The second tile, where there is one, is for scores that take more registers, see
-`BackwardSpec.is_large`.
-"""
+_RESERVED = 1024  # bytes of shared memory that CUDA takes for each block
+_MOST_THREADS = 1024  # of a block
 
 _SLOPES = ("Softcap", "FineSoftcap", "ExactSoftcap", OWN["score_mod"])
 
@@ -81,7 +68,7 @@ def parameter(score: tuple[str, ...], way: str, tma: bool = False) -> np.dtype:
     tma : bool
         Whether tensor maps come first.
     """
-    return whole(PARAMS, score, kv.PARAMETERS.get(way), MAPS if tma else None)
+    return whole(PARAMS, score, way, MAPS if tma else None)
 
 
 def shared_memory(v: TemplateArguments) -> dict[str, int]:
@@ -97,26 +84,17 @@ def shared_memory(v: TemplateArguments) -> dict[str, int]:
     }
 
 
-class BackwardSpec(NamedTuple):
-    """The facts about one form of the backward kernel that other rooms use.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BackwardSpec(KernelSpec):
+    """A kernel that computes products of gradients, as the rest of the package knows it.
+
+    Through tensor maps it reads `MAPPED`.
 
     Attributes
     ----------
-    name : str
-        The name of the ``__global__`` function, of its file, and of the file of its spec.
-    dtypes : tuple of str
-        The element types that it takes.
-    tile_tables : mapping
-        Tiles by the least compute capability that they are for.
     takes_tile : callable
         Template arguments, all positive -> whether the kernel can share such a tile out among its
         warps.
-    shared_memory : callable
-        Template arguments -> dynamic shared memory of a block, in bytes, by what it holds.
-    archs : tuple of str, optional
-        The architectures that it is for; None for all.
-    tma : bool
-        Whether it reads `MAPPED` through tensor maps: they come first in its parameter.
     copied_rows : int, optional
         Rows of Q and dO that one copy brings; None for those of a tile.
     splits_groups : bool
@@ -133,17 +111,11 @@ class BackwardSpec(NamedTuple):
     is_large : callable
         The parts of a score -> whether it takes the second tile.
     tflops : mapping of int to float
-        10^12 operations a second on an H200 where all multiprocessors are busy, by padded head dim;
-        as far as that is known.
+        10^12 operations a second on an H200 where all multiprocessors are busy, by padded head dim.
     """
 
-    name: str
-    dtypes: tuple[str, ...]
-    tile_tables: Mapping[int, Tiles]
-    takes_tile: Callable[[TemplateArguments], bool]
     shared_memory: Callable[[TemplateArguments], dict[str, int]] = shared_memory
-    archs: tuple[str, ...] | None = None
-    tma: bool = False
+    takes_tile: Callable[[TemplateArguments], bool]
     copied_rows: int | None = None
     splits_groups: bool = False
     draws: bool = False
@@ -151,11 +123,7 @@ class BackwardSpec(NamedTuple):
     differentiates: bool = True
     sums_arrays: bool = True
     is_large: Callable[[tuple[str, ...]], bool] = has_slope
-    tflops: Mapping[int, float] = MappingProxyType({})
-
-    def runs_on(self, device: Device) -> bool:
-        """Whether a device has the instructions that this kernel needs."""
-        return self.archs is None or device.arch in self.archs
+    tflops: Mapping[int, float]
 
     def takes(
         self, dtype: str, head_dims: HeadDims, score: tuple[str, ...], device: Device, maps: bool
@@ -172,12 +140,13 @@ class BackwardSpec(NamedTuple):
         maps : bool
             Whether all of `MAPPED` have tensor maps.
         """
+        d, dv = head_dims
         return (
             dtype in self.dtypes
             and self.runs_on(device)
             and (maps or not self.tma)
             and (self.differentiates or not (has_slope(score) or "Dropout" in score))
-            and self.padded(device.compute_capability, head_dims) is not None
+            and any(pair[0] >= d and pair[1] >= dv for pair in self.head_dims(device))
         )
 
     @property
@@ -185,44 +154,24 @@ class BackwardSpec(NamedTuple):
         """Whether a block owns rows, and dQ needs no sums in the workspace."""
         return self.gradients == ("q",)
 
-    def padded(self, compute_capability: int, head_dims: HeadDims) -> HeadDims | None:
-        """Return the compiled head dims that hold a problem's; None if there are none."""
-        d, dv = head_dims
-        pairs = self.tiles(compute_capability)
-        return next((pair for pair in pairs if pair[0] >= d and pair[1] >= dv), None)
+    def rate(self, head_dim: int) -> float:
+        """Return the speed of a head dim: that of the first one known that holds it."""
+        return self.tflops[min(d for d in self.tflops if d >= head_dim)]
 
-    def instance(self, v: TemplateArguments) -> Instance:
-        """Return the instantiation that the compiler takes."""
-        numbers = tuple(getattr(v, name) for name in NUMBERS)
-        smem_bytes = sum(self.shared_memory(v).values())
-        return Instance(
-            *(v.kernel, (v.dtype,), numbers, v.score, v.kv, smem_bytes),
-            is_dependent=False,
-            launch_registers=equal_registers(v.threads) if self.tma else None,
-        )
-
-    def tiles(self, compute_capability: int) -> Tiles:
-        """Return the tiles of a device; none if it is too old."""
-        newest = max((cc for cc in self.tile_tables if cc <= compute_capability), default=0)
-        return self.tile_tables.get(newest, {})
-
-    def rate(self, head_dim: int) -> float | None:
-        """Return the speed of a head dim: that of the first one known that holds it, or None."""
-        first = min((d for d in self.tflops if d >= head_dim), default=None)
-        return None if first is None else self.tflops[first]
-
-
-def around(kernel: str, v: TemplateArguments, *more: int, smem_bytes: int = 0) -> Instance:
-    """Return a kernel before or after the products; it is the same for all scores.
-
-    Parameters
-    ----------
-    kernel : str
-    v : TemplateArguments
-        The arguments of the products.
-    *more : int
-        Its own numbers behind the head dim.
-    smem_bytes : int
-    """
-    numbers = v.head_dim, *more
-    return Instance(kernel, (v.dtype,), numbers, (), v.kv, smem_bytes, is_dependent=False)
+    def illegal(self, v: TemplateArguments, device: Device) -> str | None:
+        """Say why an instantiation cannot run on a device; None if it can."""
+        if min(getattr(v, name) for name in NUMBERS) < 1:
+            return "template arguments must be positive"
+        smem_bytes, blocks = self.smem_bytes(v), v.blocks_per_sm
+        if smem_bytes > device.smem_per_block:
+            return (
+                f"{smem_bytes} bytes of shared memory are needed, {device.name} has "
+                f"{device.smem_per_block} for a block"
+            )
+        if blocks * (smem_bytes + _RESERVED) > device.smem_per_sm:
+            return f"{blocks} blocks do not fit in {device.smem_per_sm} bytes of shared memory"
+        if blocks * v.threads > device.threads_per_sm:
+            return f"{blocks} blocks have more than {device.threads_per_sm} threads"
+        if v.threads > _MOST_THREADS or not self.takes_tile(v):
+            return f"{self.name} takes no such tile"
+        return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cufa.specs.backward import BackwardSpec, Tiles
-from cufa.specs.template_arguments import TemplateArguments
+from cufa.specs.backward import BackwardSpec
+from cufa.specs.kernel_spec import Tiles
+from cufa.specs.template_arguments import TemplateArguments, equal_registers
 from cufa.specs.tile_shape import TileShape
 
 # dK, or dV, of 64 keys is half of head_dim registers. bm is that of bwd_dq_wgmma, as both read the
@@ -26,13 +27,14 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
 
 
 SPEC = BackwardSpec(
-    "bwd_dkv_wgmma",
-    ("float16", "bfloat16"),
-    {90: _TILES},
+    name="bwd_dkv_wgmma",
+    dtypes=("float16", "bfloat16"),
+    tile_tables={90: _TILES},
     takes_tile=lambda v: (v.bm, v.bn, v.warps, v.blocks_per_sm) == (128, 64, 12, 1),
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,
+    launch_registers=lambda v: equal_registers(v.threads),
     copied_rows=_ROWS,
     gradients=("k", "v"),
     differentiates=False,

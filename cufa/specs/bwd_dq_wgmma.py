@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cufa.specs.backward import BackwardSpec, Tiles
-from cufa.specs.template_arguments import TemplateArguments
+from cufa.specs.backward import BackwardSpec
+from cufa.specs.kernel_spec import Tiles
+from cufa.specs.template_arguments import TemplateArguments, equal_registers
 from cufa.specs.tile_shape import TileShape
 
 # dQ of 64 rows is half of head_dim registers, S and dP half of bn each, dS a quarter. Stages hold K
@@ -27,13 +28,14 @@ def _takes_tile(v: TemplateArguments) -> bool:
 
 
 SPEC = BackwardSpec(
-    "bwd_dq_wgmma",
-    ("float16", "bfloat16"),
-    {90: _TILES},
+    name="bwd_dq_wgmma",
+    dtypes=("float16", "bfloat16"),
+    tile_tables={90: _TILES},
     takes_tile=_takes_tile,
     shared_memory=_shared_memory,
     archs=("sm_90a",),
     tma=True,
+    launch_registers=lambda v: equal_registers(v.threads),
     gradients=("q",),
     differentiates=False,
     sums_arrays=False,

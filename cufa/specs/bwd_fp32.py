@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cufa.specs import bwd_block
-from cufa.specs.backward import BackwardSpec, Tiles
+from cufa.specs.backward import BackwardSpec
+from cufa.specs.kernel_spec import Tiles
 from cufa.specs.tile_shape import TileShape
 
 # Operands in two parts take twice the registers, and tiles twice the shared memory: beyond 96
@@ -23,9 +24,9 @@ _SM86: Tiles = {**_SM80, (128, 128): (TileShape(16, 32, 1, 4, 1),)}
 _TFLOPS = {128: 42.0, 256: 35.0}
 
 SPEC = BackwardSpec(
-    "bwd_fp32",
-    ("float32",),
-    {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86},
+    name="bwd_fp32",
+    dtypes=("float32",),
+    tile_tables={80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86},
     takes_tile=lambda v: bwd_block.takes_tile(v, shares_from=96, least_columns=32),
     tflops=_TFLOPS,
 )

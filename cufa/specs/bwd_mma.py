@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cufa.specs import bwd_block
-from cufa.specs.backward import BackwardSpec, Tiles
+from cufa.specs.backward import BackwardSpec
+from cufa.specs.kernel_spec import Tiles
 from cufa.specs.tile_shape import TileShape
 
 # A thread holds dK and dV of a warp's 16 keys: half of head_dim + head_dim_v registers. Beyond 320
@@ -30,9 +31,9 @@ _SM86: Tiles = {
 _TFLOPS = {64: 275.0, 128: 330.0, 256: 280.0}
 
 SPEC = BackwardSpec(
-    "bwd_mma",
-    ("float16", "bfloat16"),
-    {80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86},
+    name="bwd_mma",
+    dtypes=("float16", "bfloat16"),
+    tile_tables={80: _SM80, 86: _SM86, 90: _SM80, 120: _SM86},
     takes_tile=lambda v: bwd_block.takes_tile(v, shares_from=320, least_columns=16),
     tflops=_TFLOPS,
 )

@@ -10,13 +10,10 @@ ROWS = 32
 
 SPEC = AuxiliarySpec(
     "clear_rows",
-    params=struct(
+    struct(
         ("u8", "out lse cu_seqlens used"),
         ("i8", "row_words"),
         ("i4", "rows heads sequences max_seqlen"),
     ),
-    inputs=("cu_seqlens", "used"),
-    outputs=("out", "lse"),
     threads=128,
-    numbers=("vec",),
 )

@@ -28,7 +28,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
 
 
 SPEC = decode_block.spec(
-    "decode",
+    name="decode",
     dtypes=("float16", "bfloat16", "float32"),
     shared_memory=_shared_memory,
     complaint=_complaint,

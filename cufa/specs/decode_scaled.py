@@ -35,7 +35,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
 def spec(name: str, kv_dtype: str) -> Spec:
     """Return the spec of a kernel by the dtype of K and V."""
     return decode_block.spec(
-        name,
+        name=name,
         dtypes=("float16", "bfloat16"),
         kv_dtype=kv_dtype,
         shared_memory=_shared_memory_of_integers if kv_dtype == "int8" else _shared_memory,

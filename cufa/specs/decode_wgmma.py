@@ -22,7 +22,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
 
 
 SPEC = decode_block.spec(
-    "decode_wgmma",
+    name="decode_wgmma",
     dtypes=("float16", "bfloat16"),
     shared_memory=_shared_memory,
     complaint=_complaint,

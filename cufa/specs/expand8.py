@@ -10,15 +10,20 @@ CHUNK = 16
 
 SPEC = AuxiliarySpec(
     "expand8",
-    params=struct(
+    struct(
         (TENSOR, "values scales mean out"),
         ("u8", "table"),
         ("i8", "table_stride"),
         ("i4", "heads seq chunks dim page_size pages"),
     ),
-    inputs=("values", "scales", "mean"),
-    outputs=("out",),
     threads=128,
-    types=("t",),
-    numbers=("integers",),
 )
+
+LSE_MEAN = AuxiliarySpec(
+    "lse_mean",
+    struct(
+        (TENSOR, "q mean"), ("u8", "lse"), ("f4", "scale"), ("i4", "heads seq head_dim group rows")
+    ),
+    threads=128,
+)
+"""Puts the log-sum-exp of queries right where a mean was taken off keys."""

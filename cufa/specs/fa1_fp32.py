@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
+from cufa.specs.kernel_spec import Tiles
 from cufa.specs.space import Space, output, scores
-from cufa.specs.spec import Spec, Tiles
+from cufa.specs.spec import Spec
 from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
@@ -44,7 +45,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
 
 
 SPEC = Spec(
-    "fa1_fp32",
+    name="fa1_fp32",
     dtypes=("float32",),
     shared_memory=_shared_memory,
     complaint=_complaint,

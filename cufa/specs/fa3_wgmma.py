@@ -7,11 +7,11 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import are_apart, edges, part_named
 from cufa.features.user_functions import BLOCKS
 from cufa.specs.hopper_costs import COSTS
-from cufa.specs.instance import equal_registers
+from cufa.specs.kernel_spec import Tiles
 from cufa.specs.kv import LENGTHS
 from cufa.specs.space import Space
-from cufa.specs.spec import Spec, Tiles
-from cufa.specs.template_arguments import NUMBERS, TemplateArguments
+from cufa.specs.spec import Spec
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
 from cufa.specs.tile import panel_columns
 
 WGMMA_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
@@ -140,7 +140,7 @@ def _needed_registers(v: TemplateArguments) -> float:
 
 
 SPEC = Spec(
-    "fa3_wgmma",
+    name="fa3_wgmma",
     dtypes=("float16", "bfloat16"),
     shared_memory=_shared_memory,
     complaint=_complaint,

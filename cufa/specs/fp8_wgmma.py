@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.device import Device
-from cufa.specs.instance import Instance, equal_registers
+from cufa.specs.instance import Instance
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS, PARAMS, whole
+from cufa.specs.template_arguments import equal_registers
 
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""

@@ -7,11 +7,6 @@ from typing import NamedTuple
 from cufa.dtypes import DTYPES
 
 
-def equal_registers(threads: int) -> int:
-    """Return a thread's part of the registers if these threads share a multiprocessor."""
-    return 65536 // threads // 8 * 8
-
-
 class Instance(NamedTuple):
     """One template instantiation; it stands for a `Variant` in the compiler.
 

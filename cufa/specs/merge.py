@@ -15,16 +15,12 @@ _STRIDES = struct(("i8", "batch head seq"))
 
 SPEC = AuxiliarySpec(
     "merge",
-    params=struct(
+    struct(
         ("u8", "out lse"),
         (_STRIDES, "of_out of_parts of_part_lses"),
         ("i4", "rows heads seq head_dim parts"),
         ((PART, MAX_PARTS), "part"),
         ("u8", "others"),
     ),
-    inputs=("part", "others"),
-    outputs=("out", "lse"),
     threads=256,
-    types=("t", "u"),
-    numbers=("vec",),
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cufa.specs.kv import PARAMETERS
 from cufa.specs.structs import TENSOR, of_parts, struct, structure
 
 PARAMS = struct(
@@ -29,7 +30,7 @@ MAPS_ALIGNMENT = 64  # bytes
 def whole(
     params: np.dtype,
     score: Sequence[str],
-    way: np.dtype | None = None,
+    kv: str | np.dtype = "Dense",
     maps: np.dtype | None = None,
 ) -> np.dtype:
     """Return the layout of what a launch passes by value, ``Arguments`` of ``score.cuh``.
@@ -40,15 +41,16 @@ def whole(
         The field `params`.
     score : sequence of str
         The parts of the score; those that have parameters have a field.
-    way : dtype, optional
-        The field `kv`, if the way of finding Q, K and V has parameters.
+    kv : str or dtype
+        The way of finding Q, K and V, which has a field if it has parameters; or that field.
     maps : dtype, optional
         The field `maps`, of kernels that use TMA, which comes first: ``TmaArguments`` of
         ``tile_sm90.cuh``.
     """
     fields = [("params", params), *of_parts(score)]
+    way = PARAMETERS.get(kv) if isinstance(kv, str) else kv
     if way is not None:
         fields.append(("kv", way))
-    return (
-        structure(fields) if maps is None else structure([("maps", maps), *fields], MAPS_ALIGNMENT)
-    )
+    if maps is None:
+        return structure(fields)
+    return structure([("maps", maps), *fields], MAPS_ALIGNMENT)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
 from cufa.specs.kv import DIVISOR
-from cufa.specs.structs import TENSOR
+from cufa.specs.structs import TENSOR, struct
 
 ROWS = 128
 """Rows of a head that a block of threads has at a time."""
@@ -27,26 +25,13 @@ FIRST_CAPABILITY = 89
 
 SPEC = AuxiliarySpec(
     "quantize",
-    params=np.dtype(
-        [
-            ("x", TENSOR),
-            *((name, "u8") for name in ("values", "scales", "largest", "cu_seqlens", "used")),
-            ("signs", "u4", SIGNS),
-            *((name, DIVISOR) for name in ("heads", "blocks")),
-            *(
-                (name, "i4")
-                for name in (
-                    *("tiles", "rows", "seq", "head_dim", "block_log2"),
-                    *("scales_a_head", "sequences"),
-                )
-            ),
-        ],
-        align=True,
+    struct(
+        (TENSOR, "x"),
+        ("u8", "values scales largest cu_seqlens used"),
+        (("u4", SIGNS), "signs"),
+        (DIVISOR, "heads blocks"),
+        ("i4", "tiles rows seq head_dim block_log2 scales_a_head sequences"),
     ),
-    inputs=("x",),
-    outputs=("values", "scales"),
-    types=("t",),
-    numbers=("columns", "hadamard", "transposed", "pass", "lanes", "blocks"),
 )
 
 

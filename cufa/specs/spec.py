@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from cufa.device import Device
 from cufa.features.parts import PARTS, kind_of
 from cufa.features.user_functions import OWN
-from cufa.specs import kv
 from cufa.specs.costs import Cost
+from cufa.specs.kernel_spec import KernelSpec
 from cufa.specs.params import MAPS, PARAMS, whole
 from cufa.specs.rings import Ring
 from cufa.specs.space import Space
@@ -22,55 +21,23 @@ from cufa.specs.tile_shape import TileShape
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
 
-HeadDims = tuple[int, int]
-"""Head dims of Q and K, and of V and O."""
-
-Tiles = Mapping[HeadDims, tuple[TileShape, ...]]
-"""The tiles that the planner chooses from, by the padded head dims that are compiled.
-
-A problem takes the first ones that hold its own. Wider steps would waste products on zeros,
-narrower ones compile variants for few models. (192, 128) is multi-head latent attention.
-
-Where tiles have no costs, the first is for long queries. The second, with fewer rows, is for short
-queries and for grids that would leave multiprocessors idle; none where the first has 64 rows
-already.
-"""
-
 Costs = Mapping[tuple[int, int, bool], Mapping[TileShape, Cost]]
 """Measured costs of tiles, by padded head dims and whether scores have an edge."""
 
 
-class Spec(NamedTuple):
-    """One kernel, as the rest of the package knows it.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Spec(KernelSpec):
+    """A kernel that computes attention, as the rest of the package knows it.
 
     Attributes
     ----------
-    name : str
-        Name of the ``__global__`` function, of its file, and of its spec's file.
-    dtypes : tuple of str
-        The element types that it takes.
-    shared_memory : callable
-        Template arguments -> dynamic shared memory of a block, in bytes, by what it holds.
     complaint : callable
         Template arguments and Device -> why it cannot run, as far as the kernel's own rules say,
         or None.
-    inputs, outputs : tuple of str
-        The tensors that it reads and writes, as `params` names them.
     params : dtype
         The struct that its parameter begins with, but for tensor maps.
-    arguments : tuple of str
-        The template arguments between the element type and the score, in order.
-    schedules : tuple of str
-        The structs from which another template argument, the last in front of the score, is taken:
-        how the kernel orders its work. None of those that have one order.
-    schedule : callable, optional
-        Template arguments -> which of these is best, as far as is known.
-    archs : tuple of str, optional
-        The architectures that it is for; None for all.
     max_head_dim, head_dim_step : int
         The most that a head dim can be; it is compiled in multiples of the step.
-    tma : bool
-        Whether it reads and writes through tensor maps: they come first in its parameter.
     persistent : bool
         Whether a block takes one tile after the other; the grid is then no larger than what runs at
         once. If tiles differ in length, blocks draw them as they become free.
@@ -89,18 +56,9 @@ class Spec(NamedTuple):
         The parts of a score, and the ways of finding K and V, that it takes.
     kv_dtype : str, optional
         The dtype of K and V if they have 8 bits and scales; else it is that of Q.
-    decodes : bool
-        Whether it is for `decode`: lengths may be on the device.
-    is_dependent : bool
-        Whether it is launched as `cufa.compiler.dependent` says.
-    launch_registers : callable, optional
-        Template arguments -> registers of a thread at launch, where the kernel counts on having
-        exactly that many because it moves them between its warps.
     spare_registers : callable, optional
         Template arguments -> how many a thread of those that compute has besides its S, P and O,
         where it has not as many as it may ask for.
-    tile_tables : mapping of int to Tiles
-        By the compute capability from which on they hold; none of those that decode.
     rings : mapping of int to tuple of Ring
         Rings that the planner chooses from, by the rows of a tile; only of kernels that decode.
     costs : Costs
@@ -108,20 +66,10 @@ class Spec(NamedTuple):
         The explorer's; none of those that decode.
     """
 
-    name: str
-    dtypes: tuple[str, ...]
-    shared_memory: Callable[[TemplateArguments], dict[str, int]]
     complaint: Callable[[TemplateArguments, Device], str | None]
-    inputs: tuple[str, ...] = ("q", "k", "v")
-    outputs: tuple[str, ...] = ("o", "lse")
     params: np.dtype = PARAMS
-    arguments: tuple[str, ...] = NUMBERS
-    schedules: tuple[str, ...] = ()
-    schedule: Callable[[TemplateArguments], str] | None = None
-    archs: tuple[str, ...] | None = None
     max_head_dim: int = 256
     head_dim_step: int = 16
-    tma: bool = False
     persistent: bool = False
     packs_heads: bool = False
     needs_keys: bool = False
@@ -131,44 +79,15 @@ class Spec(NamedTuple):
     scores: tuple[str, ...] = (*PARTS, *OWN.values())
     kvs: tuple[str, ...] = ("Dense",)
     kv_dtype: str | None = None
-    decodes: bool = False
-    is_dependent: bool = False
-    launch_registers: Callable[[TemplateArguments], int] | None = None
     spare_registers: Callable[[TemplateArguments], int] | None = None
-    tile_tables: Mapping[int, Tiles] = MappingProxyType({})
-    rings: Mapping[int, tuple[Ring, ...]] = MappingProxyType({})
-    costs: Costs = MappingProxyType({})
+    rings: Mapping[int, tuple[Ring, ...]] = field(default_factory=dict)
+    costs: Costs = field(default_factory=dict)
     space: Space | None = None
-
-    def runs_on(self, device: Device) -> bool:
-        """Whether a device has the instructions that this kernel needs."""
-        return self.archs is None or device.arch in self.archs
-
-    def smem_bytes(self, v: TemplateArguments) -> int:
-        """Return the dynamic shared memory of a block, in bytes."""
-        return sum(self.shared_memory(v).values())
 
     def parameter(self, v: TemplateArguments) -> np.dtype:
         """Return the layout of what a launch passes to an instantiation by value."""
         maps = MAPS if self.tma else None
-        return whole(self.params, v.score, kv.PARAMETERS.get(v.kv), maps)
-
-    def _tiles(self, device: Device) -> Tiles:
-        newest = max(cc for cc in self.tile_tables if cc <= device.compute_capability)
-        return self.tile_tables[newest]
-
-    def head_dims(self, device: Device) -> list[HeadDims]:
-        """Return all head dims that are compiled for a device."""
-        return list(self._tiles(device))
-
-    def padded(self, device: Device, head_dim: int, head_dim_v: int) -> HeadDims:
-        """Return the compiled head dims that hold a problem's."""
-        pairs = self._tiles(device)
-        return next(pair for pair in pairs if pair[0] >= head_dim and pair[1] >= head_dim_v)
-
-    def tiles(self, device: Device, head_dims: HeadDims) -> tuple[TileShape, ...]:
-        """Return the tiles that the planner chooses from for padded head dims."""
-        return self._tiles(device)[head_dims]
+        return whole(self.params, v.score, v.kv, maps)
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""

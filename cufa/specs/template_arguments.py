@@ -11,6 +11,11 @@ SWITCHES = ("ping_pong", "unified", "whole")
 """The arguments of some kernels that are true or false."""
 
 
+def equal_registers(threads: int) -> int:
+    """Return a thread's part of the registers if these threads share a multiprocessor."""
+    return 65536 // threads // 8 * 8
+
+
 class TemplateArguments(NamedTuple):
     """One template instantiation; `cufa.specs.variant.Variant` says what each field is."""
 

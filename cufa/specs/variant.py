@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS, kind_of, part_named
 from cufa.specs import KERNELS
+from cufa.specs.kernel_spec import KernelSpec
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 _DTYPE = {row.cpp: row.name for row in DTYPES.values()}
@@ -83,6 +84,7 @@ class Variant(TemplateArguments):
     """
 
     __slots__ = ()
+    _KERNELS: ClassVar[Mapping[str, KernelSpec]] = KERNELS
 
     @classmethod
     def parse(cls, text: str) -> Variant:
@@ -138,9 +140,14 @@ class Variant(TemplateArguments):
         )
 
     @property
+    def spec(self) -> KernelSpec:
+        """The kernel's spec; KeyError if there is no such kernel."""
+        return self._KERNELS[self.kernel]
+
+    @property
     def name_expression(self) -> str:
         """The C++ name of the instantiation."""
-        values = [getattr(self, name) for name in KERNELS[self.kernel].arguments]
+        values = [getattr(self, name) for name in self.spec.arguments]
         texts = [str(x).lower() if isinstance(x, bool) else str(int(x)) for x in values]
         if self.named_schedule:
             texts.append(self.named_schedule)
@@ -150,18 +157,24 @@ class Variant(TemplateArguments):
     @property
     def named_schedule(self) -> str:
         """The schedule that is asked for, else the one that the spec names; "" if it has one."""
-        choose = KERNELS[self.kernel].schedule
+        choose = self.spec.schedule
         return self.schedule or (choose(self) if choose else "")
 
     @property
     def is_dependent(self) -> bool:
         """Whether it is launched as `cufa.compiler.dependent` says."""
-        return KERNELS[self.kernel].is_dependent
+        return self.spec.is_dependent
+
+    @property
+    def launch_registers(self) -> int | None:
+        """A thread's registers at launch, if its warps hand registers on to each other."""
+        counted = self.spec.launch_registers
+        return counted and counted(self)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a block, in bytes."""
-        return KERNELS[self.kernel].smem_bytes(self)
+        return self.spec.smem_bytes(self)
 
     @property
     def parameter(self) -> np.dtype:
@@ -180,10 +193,9 @@ class Variant(TemplateArguments):
         str or None
             The first reason that is found; None if it can run.
         """
-        spec = KERNELS.get(self.kernel)
-        if spec is None:
-            return f"kernel must be one of {', '.join(KERNELS)}, not {self.kernel!r}"
-        return spec.illegal(self, device)
+        if self.kernel not in self._KERNELS:
+            return f"kernel must be one of {', '.join(self._KERNELS)}, not {self.kernel!r}"
+        return self.spec.illegal(self, device)
 
     def __str__(self) -> str:
         """Return the C++ name expression."""
