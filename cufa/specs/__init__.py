@@ -21,8 +21,7 @@ from cufa.specs import (
     bwd_wgmma,
     clear_rows,
     decode,
-    decode_fp8,
-    decode_int8,
+    decode_scaled,
     decode_wgmma,
     expand8,
     fa1_fp32,
@@ -39,10 +38,10 @@ from cufa.specs.fp8_wgmma import Fp8Spec
 from cufa.specs.spec import Spec
 
 KERNELS: dict[str, Spec] = {
-    module.SPEC.name: module.SPEC
-    for module in (
-        *(fa3_wgmma, fa2_mma, fa2_fp32, fa1_fp32),
-        *(decode, decode_wgmma, decode_fp8, decode_int8),
+    spec.name: spec
+    for spec in (
+        *(fa3_wgmma.SPEC, fa2_mma.SPEC, fa2_fp32.SPEC, fa1_fp32.SPEC),
+        *(decode.SPEC, decode_wgmma.SPEC, decode_scaled.FP8, decode_scaled.INT8),
     )
 }
 """The kernels that compute attention, by name, in the order of preference.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS
@@ -38,16 +37,14 @@ def padded(head_dim: int) -> int:
     return next(n for n in _HEAD_DIMS if head_dim <= n)
 
 
-def team(bm: int) -> int:
+def team_of(bm: int) -> int:
     """Return how many warps share a ring, but for wgmma: two where tiles have over 16 rows."""
     return 2 if bm > 16 else 1
 
 
-def rings(shapes: Mapping[int, tuple[tuple[int, int, int], ...]]) -> dict[int, tuple[Ring, ...]]:
-    """Return rings by the rows of a tile, from keys of a tile, stages and warps of each."""
-    return {
-        rows: tuple(Ring(*each, team(rows)) for each in of_rows) for rows, of_rows in shapes.items()
-    }
+def rings(*shapes: tuple[int, int, int], team: int) -> tuple[Ring, ...]:
+    """Return rings, from keys of a tile, stages and warps of each."""
+    return tuple(Ring(*each, team) for each in shapes)
 
 
 def partial_floats(blocks: int, rows: int, columns: int) -> int:
@@ -58,11 +55,14 @@ def partial_floats(blocks: int, rows: int, columns: int) -> int:
     return 2 * blocks * rows * (columns + 4 * -(-columns // 64))
 
 
-def shared_memory(v: TemplateArguments, team: int, scaled: bool = False) -> dict[str, int]:
-    """Return the bytes that a block holds, if `team` of its warps share a ring.
+def shared_memory(
+    v: TemplateArguments, team: int | None = None, scaled: bool = False
+) -> dict[str, int]:
+    """Return the bytes that a block holds, if `team` of its warps share a ring, or `team_of` bm.
 
     `scaled` is whether K and V have 8 bits and float32 scales.
     """
+    team = team or team_of(v.bm)
     element, teams = DTYPES[v.dtype].bytes, v.warps // team
     keys = teams * v.stages * v.bn
     of_kv, of_scale = (1, 4) if scaled else (element, 0)
@@ -76,8 +76,9 @@ def shared_memory(v: TemplateArguments, team: int, scaled: bool = False) -> dict
     }
 
 
-def complaint(v: TemplateArguments, team: int) -> str | None:
-    """Say why a block cannot run if `team` of its warps share a ring, or return None."""
+def complaint(v: TemplateArguments, team: int | None = None) -> str | None:
+    """Say why a block cannot run, with a team as in `shared_memory`, or return None."""
+    team = team or team_of(v.bm)
     if v.warps % team:
         return f"warps must be a multiple of {team}, which share a ring"
     if team > 1 and v.warps // team > 14:  # next to __syncthreads() and that of one stage
@@ -91,6 +92,7 @@ def complaint(v: TemplateArguments, team: int) -> str | None:
 
 spec = functools.partial(
     Spec,
+    shared_memory=shared_memory,
     params=PARAMS,
     packs_heads=True,
     scores=DECODE_SCORE,

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.spec import Spec
+from cufa.specs.decode_block import SMALL, rings
 from cufa.specs.structs import TENSOR, extended
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 PARAMS = extended(decode_block.PARAMS, (TENSOR, "k_scale v_scale"))
 """The layout of ``ScaledParams`` in ``kernels/decode_params.cuh``."""
 
-_LARGE = ((64, 2, 8), (32, 2, 8))
-_OF_TWO = ((32, 3, 8), (32, 2, 8), (16, 3, 8), (16, 2, 8), (16, 2, 4))
-_OF_64_ROWS = ((16, 4, 8), (16, 2, 8), (16, 2, 4))  # with 32 keys registers spill
-
-
-def _shared_memory(v: TemplateArguments) -> dict[str, int]:
-    return decode_block.shared_memory(v, decode_block.team(v.bm), scaled=True)
+_shared_memory = functools.partial(decode_block.shared_memory, scaled=True)
 
 
 def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
@@ -29,20 +25,22 @@ def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.bm not in (16, 32, 64) or v.bn not in (16, 32, 64, 128):  # threads share out rows evenly
         return "bm must be 16, 32 or 64, and bn 16, 32, 64 or 128"
-    return decode_block.complaint(v, decode_block.team(v.bm))
+    return decode_block.complaint(v)
 
 
-def spec(name: str, kv_dtype: str) -> Spec:
-    """Return the spec of a kernel by the dtype of K and V."""
-    return decode_block.spec(
-        name=name,
-        dtypes=("float16", "bfloat16"),
-        kv_dtype=kv_dtype,
-        shared_memory=_shared_memory_of_integers if kv_dtype == "int8" else _shared_memory,
-        complaint=_complaint,
-        params=PARAMS,
-        arguments=(*NUMBERS, "whole"),
-        rings=decode_block.rings(
-            {16: (*_LARGE, *decode_block.SMALL), 32: _OF_TWO, 64: _OF_64_ROWS}
-        ),
-    )
+_spec = functools.partial(
+    decode_block.spec,
+    dtypes=("float16", "bfloat16"),
+    complaint=_complaint,
+    params=PARAMS,
+    arguments=(*NUMBERS, "whole"),
+    rings={
+        16: rings((64, 2, 8), (32, 2, 8), *SMALL, team=1),
+        32: rings((32, 3, 8), (32, 2, 8), (16, 3, 8), (16, 2, 8), (16, 2, 4), team=2),
+        64: rings((16, 4, 8), (16, 2, 8), (16, 2, 4), team=2),  # with 32 keys registers spill
+    },
+)
+
+FP8 = _spec(name="decode_fp8", kv_dtype="float8_e4m3fn", shared_memory=_shared_memory)
+
+INT8 = _spec(name="decode_int8", kv_dtype="int8", shared_memory=_shared_memory_of_integers)

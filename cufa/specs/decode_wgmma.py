@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from cufa.device import Device
 from cufa.specs import decode_block
-from cufa.specs.rings import Ring
+from cufa.specs.decode_block import rings
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
 _TEAM = 4  # warps
-_SHAPES = ((64, 2, 16), (64, 3, 8), (64, 2, 8), (32, 2, 8))
-
-
-def _shared_memory(v: TemplateArguments) -> dict[str, int]:
-    return decode_block.shared_memory(v, _TEAM)
 
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
@@ -24,9 +21,9 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
 SPEC = decode_block.spec(
     name="decode_wgmma",
     dtypes=("float16", "bfloat16"),
-    shared_memory=_shared_memory,
+    shared_memory=functools.partial(decode_block.shared_memory, team=_TEAM),
     complaint=_complaint,
     arguments=(*NUMBERS, "whole"),
     archs=("sm_90a",),
-    rings={64: tuple(Ring(*shape, _TEAM) for shape in _SHAPES)},
+    rings={64: rings((64, 2, 16), (64, 3, 8), (64, 2, 8), (32, 2, 8), team=_TEAM)},
 )
