@@ -22,8 +22,9 @@ from shared_libraries import COMPILER, Sources
 
 import cufa
 from cufa.compiler import source
-from cufa.specs import BACKWARD_KERNELS, FP8_KERNELS, KERNELS
+from cufa.specs import BACKWARD_KERNELS, KERNELS
 from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -169,8 +170,8 @@ class Emulator:
 
 def _arguments(variant: Variant | Instance) -> str:
     """Return the type of a kernel's one parameter."""
-    if isinstance(variant, Instance) and variant.kernel in FP8_KERNELS:
-        return f"TmaArguments<Arguments<Score<{', '.join(variant.score)}>, {variant.kv}>>"
+    if isinstance(variant, Fp8Variant):
+        return f"TmaArguments<Arguments<Score<{', '.join(variant.score)}>, {variant.cpp_kv}>>"
     if isinstance(variant, BackwardVariant) or (isinstance(variant, Instance) and variant.kv):
         kernel = BACKWARD_KERNELS.get(variant.kernel)
         tma = "Tma" if kernel and kernel.tma else ""

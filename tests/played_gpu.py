@@ -27,6 +27,7 @@ from cufa.problem.parse import parse
 from cufa.problem.parse_decode import parse_decode
 from cufa.specs import KERNELS
 from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.instance import Instance
 from cufa.specs.tile import panel_columns
 from cufa.specs.variant import Variant
@@ -508,7 +509,7 @@ class Gpu:
 
         assert device_id == self.current
         # Results of these are looked at where they are emulated.
-        if isinstance(variant, (Instance, BackwardVariant)):
+        if isinstance(variant, (Instance, BackwardVariant, Fp8Variant)):
             return lambda *_: self.launches.append(variant)
         self.loaded.append(variant)
         return (DecodeKernel if KERNELS[variant.kernel].decodes else Kernel)(variant)

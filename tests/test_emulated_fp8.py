@@ -23,7 +23,7 @@ from cufa.launch import fp8
 from cufa.planner.fp8 import plan_fp8
 from cufa.problem.extras import Extras
 from cufa.problem.parse import parse
-from cufa.specs.fp8_wgmma import SPEC
+from cufa.specs.fp8_wgmma import HEAD_DIMS
 
 pytestmark = needs_compiler
 
@@ -117,7 +117,7 @@ def check(found: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], lse_erro
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("d", SPEC.head_dims)
+@pytest.mark.parametrize("d", HEAD_DIMS)
 @exhaustive("fp8", but=lambda d, parts: (d, parts) in [(128, "causal"), (64, "all")])
 def test_results(rng: np.random.Generator, d: int, parts: str) -> None:
     """Two heads share K and V; no length is a multiple of a tile; blocks have several tiles."""

@@ -22,7 +22,8 @@ from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, BACKWARD_KERNELS, FP8_KERNELS
 from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.fp8_wgmma import KVS
+from cufa.specs.fp8_variant import Fp8Variant
+from cufa.specs.fp8_wgmma import HEAD_DIMS, computes
 from cufa.specs.variant import Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
@@ -83,22 +84,28 @@ MOST_SPILLED_WITH_LENGTHS = 288
 FP8_SAMPLE = (64, 1, "Padded"), (128, 0, "Dense")
 
 
+def fp8_variant(d: int, score: tuple[str, ...] = (), kv: str = "Dense") -> Fp8Variant:
+    """Return the instantiation for a head dim."""
+    spec = FP8_KERNELS["fp8_wgmma"]
+    shape = spec.tiles(H200, (d, d))[computes(score)]
+    return Fp8Variant(*(spec.name, "bfloat16", d, d, *shape), score=score, kv=kv)
+
+
 @pytest.mark.parametrize("score", [(), ("Causal",), ("Causal", "WindowLeft", "FineSoftcap")])
-@pytest.mark.parametrize("d", FP8_KERNELS["fp8_wgmma"].head_dims)
-@pytest.mark.parametrize("kv", KVS)
+@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize("kv", ["Dense", "Padded", "Varlen"])
 @exhaustive("fp8", but=lambda d, score, kv: (d, len(score), kv) in FP8_SAMPLE)
 def test_attention_of_8_bits_compiles_without_spills(
     d: int, score: tuple[str, ...], kv: str
 ) -> None:
-    spec = FP8_KERNELS["fp8_wgmma"]
-    instance, threads = spec.instance("bfloat16", d, d, score, kv), spec.tile(d, d).threads
-    compiled = nvrtc.compile_variant(instance, "sm_90a")
+    variant = fp8_variant(d, score, kv)
+    compiled = nvrtc.compile_variant(variant, "sm_90a")
     # The registers that its warps hand on to each other are reckoned from this number.
-    assert compiled.registers == 65536 // threads // 8 * 8
+    assert compiled.registers == 65536 // variant.threads // 8 * 8
     lengths = kv != "Dense" and (d, score) == (128, ("Causal",))
     most = MOST_SPILLED_WITH_LENGTHS if lengths else MOST_SPILLED_FP8
     assert compiled.spill_bytes <= most
-    assert instance.smem_bytes <= H200.smem_per_block
+    assert variant.smem_bytes <= H200.smem_per_block
     assert "warning" not in compiled.log.lower(), compiled.log
     assert not SERIALIZED.search(compiled.log), compiled.log
 
@@ -279,7 +286,7 @@ def test_each_kernel_that_shares_out_registers_says_so() -> None:
     share = {*FP8_KERNELS, *BACKWARD_KERNELS, *ATTENTION_KERNELS}
     asking = {kernel for kernel in share if "registers_increase<" in source.text(kernel)}
     assert asking == {"fa3_wgmma", "fp8_wgmma", "bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma"}
-    instance = FP8_KERNELS["fp8_wgmma"].instance("bfloat16", 128, 128)
+    instance = fp8_variant(128)
     assert (instance.launch_registers, nvrtc.wrong_registers(instance, 168)) == (168, None)
     assert "counts on 168" in str(nvrtc.wrong_registers(instance, 160))
     for name in ("bwd_wgmma", "bwd_dq_wgmma", "bwd_dkv_wgmma"):

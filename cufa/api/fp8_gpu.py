@@ -20,6 +20,7 @@ from cufa.problem.problem import Problem
 from cufa.quantized.quantized import Quantized
 from cufa.quantized.transposed import transposed
 from cufa.specs.fp8_wgmma import KEYS, SPEC
+from cufa.specs.variant import Variant
 
 _SIGN = np.uint8(0x80)  # of a number of 8 bits
 
@@ -134,7 +135,7 @@ def attention(
         problem = problem._replace(precision="fp8")
         operands = _operands(fp8.arrays(rows, transposed=True), problem)
         if problem.seq_kv == 0 and not is_ragged:
-            problem, operands, extras = _with_hidden_key(problem, operands, extras)
+            problem, operands, extras = _with_hidden_key(problem, operands, extras, plan.variant)
         problem = problem._replace(scale=abs(problem.scale))
         view = as_bhsd(result, layout)
         into = _writable(view)
@@ -178,7 +179,7 @@ def _contiguous(name: str, array: Array) -> Array:
 
 
 def _with_hidden_key(
-    problem: Problem, operands: launch.Operands, extras: Extras
+    problem: Problem, operands: launch.Operands, extras: Extras, variant: Variant
 ) -> tuple[Problem, launch.Operands, Extras]:
     """Return a call without keys as one with a key that no sequence has: the kernel reads one."""
     _refuse_capture("k", "it has no keys")
@@ -187,9 +188,8 @@ def _with_hidden_key(
     heads = problem.batch, problem.heads_kv
     of_all = cupy.empty((1, 1, 1), np.float32)
     of_all.fill(1)
-    columns, columns_v = operands.q.values.shape[3], SPEC.compiled(problem.head_dim_v)
-    k = cupy.zeros((*heads, 1, columns), np.uint8)
-    v = cupy.zeros((*heads, 1, columns_v, KEYS), np.uint8)
+    k = cupy.zeros((*heads, 1, variant.head_dim), np.uint8)
+    v = cupy.zeros((*heads, 1, variant.head_dim_v, KEYS), np.uint8)
     keys = cupy.zeros(problem.batch, np.int32)
     lengths = keys, *(extras.lengths[1:] or (None,))
     return (

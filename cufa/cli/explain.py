@@ -156,8 +156,8 @@ def _of_call(problem: Problem, device: Device, found: Plan | DecodePlan | Fp8Pla
 def _arguments(found: Plan | DecodePlan | Fp8Plan) -> _Rows:
     """Yield the template arguments, and what they mean."""
     if isinstance(found, Fp8Plan):
-        for name, value in found.tile._asdict().items():
-            yield f"  {name}", value, _MEANING[name]
+        for name in found.variant.spec.arguments[2:]:
+            yield f"  {name}", getattr(found.variant, name), _MEANING[name]
         return
     variant = found.variant
     shown = "dtype", "score", "kv", *KERNELS[variant.kernel].arguments

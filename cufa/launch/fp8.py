@@ -17,9 +17,8 @@ from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
 from cufa.remembered import remember
-from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
+from cufa.specs.fp8_wgmma import KEYS, parameter
 from cufa.specs.kv import LENGTHS
-from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
@@ -117,7 +116,7 @@ def attention(
         *(array.data.ptr for array in arrays),
         0 if lse is None else lse.data.ptr,
         *(each.scales.data.ptr for each in operands),
-        *extras.addresses(plan.tile),
+        *extras.addresses(plan.variant),
     )
 
 
@@ -131,14 +130,7 @@ def _made(
     device_id: int,
 ) -> PreparedLaunch:
     """Return the launch of calls like this one."""
-    device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
-    columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
-    variant = TemplateArguments(
-        *(SPEC.name, problem.dtype, columns, columns_v, tile.bm, tile.bn, tile.stages),
-        *(tile.threads // 32, 1),
-        score=problem.score,
-        kv=kv,
-    )
+    device, variant, kv = devices.of_id(device_id), plan.variant, problem.kv
     layout = NamedLayout(variant, parameter(problem.score, kv))
     arrays = {**{name: each.values for name, each in operands._asdict().items()}, "o": out}
     steps = {
@@ -150,14 +142,14 @@ def _made(
     reads = problem.reads
     strides = placed(reads, ndim, problem.sizes, extras) if reads else ()
     of_scales = [number for each in operands for number in (0, *each.numbers)]
-    content = _maps(operands, tile.bn) + layout.filled(known, problem, strides, last=of_scales)
+    content = _maps(operands, variant.bn) + layout.filled(known, problem, strides, last=of_scales)
     tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
     if (is_uneven(problem.score) or kv in LENGTHS) and tiles > 2 * plan.grid:
         drawn = counters.of_device(device_id)  # blocks draw the tiles that wait for them
         drawn.reserve()
         memory = layout.words["params.tiles_drawn"], drawn.take
-    function = jit.kernel(plan.variant, device, device_id)
+    function = jit.kernel(variant, device, device_id)
     launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
     places = layout.places(_ADDRESSES, len(_ADDRESSES), extras)
     return PreparedLaunch(launch, content, places, memory)

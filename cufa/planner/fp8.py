@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from cufa.device import Device
 from cufa.features.parts import is_uneven, kind_of, part_named
 from cufa.planner.checks import check_device
+from cufa.planner.plan import MAX_GRID, Plan
 from cufa.planner.scheduler import uneven_sections
 from cufa.problem.problem import Problem
 from cufa.quantized.sequences import ROWS, blocks_of
 from cufa.specs import quantize
-from cufa.specs.fp8_wgmma import SCORES, SPEC, Fp8Tile
+from cufa.specs.fp8_variant import Fp8Variant
+from cufa.specs.fp8_wgmma import SCORES, SPEC, computes
 from cufa.specs.instance import Instance
+from cufa.specs.variant import Variant
 
-_MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**29
 """Keys, and queries: V has two rows of its tensor map for each key at most."""
 
 
-class Fp8Plan(NamedTuple):
-    """How a call runs.
+class Fp8Plan(Plan):
+    """How a call runs."""
 
-    Attributes
-    ----------
-    variant : Instance
-    tile : Fp8Tile
-    grid, block : int
-        Blocks, and threads of a block.
-    smem_bytes : int
-        Dynamic shared memory of a block.
-    q_tiles : int
-        Row tiles of one head.
-    section_heads, late_rows : int
-        As in `cufa.planner.plan.Plan`.
-    reason : str
-        Where the variant comes from.
-    """
-
-    variant: Instance
-    tile: Fp8Tile
-    grid: int
-    block: int
-    smem_bytes: int
-    q_tiles: int
-    section_heads: int
-    late_rows: int
-    reason: str
+    __slots__ = ()
 
     def __str__(self) -> str:
         """One line."""
@@ -74,37 +50,35 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     """
     problem = problem._replace(precision="fp8")
     _check(problem, device, kernel)
-    columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
-    score = problem.score
-    instance = SPEC.instance(problem.dtype, columns, columns_v, score, problem.kv)
-    tile = SPEC.tile(columns, columns_v, score)
+    score, dims = problem.score, SPEC.padded(device, problem.head_dim, problem.head_dim_v)
+    shape = SPEC.tiles(device, dims)[computes(score)]
+    variant = Fp8Variant(*(SPEC.name, problem.dtype, *dims, *shape), score=score, kv=problem.kv)
     is_ragged = problem.kv == "Varlen"
-    q_tiles = -(-problem.seq_q // tile.bm)
+    q_tiles = -(-problem.seq_q // variant.bm)
     if is_ragged:  # see kernels/kv.cuh
-        q_tiles = problem.seq_q // tile.bm + problem.sequences
+        q_tiles = problem.seq_q // variant.bm + problem.sequences
     tiles = problem.batch * problem.heads_q * q_tiles
-    if tiles > _MAX_GRID:
+    if tiles > MAX_GRID:
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
-            f"{tiles} tiles, more than {_MAX_GRID}"
+            f"{tiles} tiles, more than {MAX_GRID}"
         )
     sections = 1, 0
     if is_uneven(score) and not is_ragged:
-        sections = uneven_sections(problem, device, columns + columns_v, (tile.bm, 1, q_tiles), 1)
+        sections = uneven_sections(problem, device, sum(dims), (variant.bm, 1, q_tiles), 1)
     grid = min(tiles, device.sm_count)
     reason = "the kernel of 8 bits" if kernel is None else "forced kernel"
-    sizes = grid, tile.threads, instance.smem_bytes, q_tiles, *sections
-    return Fp8Plan(instance, tile, *sizes, reason)
+    sizes = grid, variant.threads, variant.smem_bytes, q_tiles, *sections
+    return Fp8Plan(variant, *sizes, pack=1, workspace_floats=0, reason=reason)
 
 
-def kernels(problem: Problem, device: Device) -> tuple[Instance, ...]:
+def kernels(problem: Problem, device: Device) -> tuple[Variant | Instance, ...]:
     """Return the kernels of a call with ``precision="fp8"`` on arrays of the result's dtype."""
-    plan = plan_fp8(problem, device)
-    columns, columns_v = SPEC.compiled(problem.head_dim), SPEC.compiled(problem.head_dim_v)
+    variant = plan_fp8(problem, device).variant
     return (
-        plan.variant,
-        quantize.instance(problem.dtype, columns, True, False, quantize.WHOLE),
-        quantize.instance(problem.dtype, columns_v, False, True, quantize.WHOLE),
+        variant,
+        quantize.instance(problem.dtype, variant.head_dim, True, False, quantize.WHOLE),
+        quantize.instance(problem.dtype, variant.head_dim_v, False, True, quantize.WHOLE),
     )
 
 

@@ -18,7 +18,7 @@ from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
-_MAX_GRID = 2**31 - 1
+MAX_GRID = 2**31 - 1
 _MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
 
 
@@ -186,7 +186,7 @@ def _check_limits(problem: Problem, device: Device) -> None:
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
     kernel = kernel_named(name, problem.dtype, decodes=False)
     if not kernel.runs_on(device):
-        archs = " and ".join(kernel.archs or ())
+        archs = " and ".join(kernel.archs)
         raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")
     if kernel.needs_keys and problem.seq_kv == 0:
         raise ValueError(f"kernel: {name} needs at least one key, k has seq 0")
@@ -235,7 +235,7 @@ def _block(variant: Variant, device: Device) -> _Block:
 
 def _countable(order: Order, block: _Block) -> bool:
     """Whether all tiles, and what each block asks for after the last one, have 32-bit numbers."""
-    return order.tiles + block.at_once <= _MAX_GRID
+    return order.tiles + block.at_once <= MAX_GRID
 
 
 def _planned(
@@ -245,7 +245,7 @@ def _planned(
     if not _countable(order, block):
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
-            f"{order.tiles} blocks, more than a grid's {_MAX_GRID}"
+            f"{order.tiles} blocks, more than a grid's {MAX_GRID}"
         )
     pack, q_tiles, tiles, section_heads, late_rows = order
     threads, smem_bytes, at_once, workspace = block

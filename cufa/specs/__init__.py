@@ -34,7 +34,7 @@ from cufa.specs import (
 )
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import BackwardSpec
-from cufa.specs.fp8_wgmma import Fp8Spec
+from cufa.specs.kernel_spec import KernelSpec
 from cufa.specs.spec import Spec
 
 KERNELS: dict[str, Spec] = {
@@ -76,7 +76,7 @@ BACKWARD_KERNELS: dict[str, BackwardSpec] = {
 }
 """The kernels that compute gradients of attention, by name."""
 
-FP8_KERNELS: dict[str, Fp8Spec] = {fp8_wgmma.SPEC.name: fp8_wgmma.SPEC}
+FP8_KERNELS: dict[str, KernelSpec] = {fp8_wgmma.SPEC.name: fp8_wgmma.SPEC}
 """The kernels that compute attention of 8-bit arrays, by name."""
 
 MAX_HEAD_DIM = max(spec.max_head_dim for spec in KERNELS.values())

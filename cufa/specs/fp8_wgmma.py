@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import NamedTuple
+import itertools
 
 import numpy as np
 
-from cufa.device import Device
-from cufa.specs.instance import Instance
+from cufa.specs.kernel_spec import KernelSpec
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS, PARAMS, whole
-from cufa.specs.template_arguments import equal_registers
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
+from cufa.specs.tile_shape import TileShape
 
 KEYS = 128
 """Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
-
-KVS = ("Dense", "Padded", "Varlen")
-"""The ways of ``kernels/kv.cuh`` that its sequences can be of."""
 
 SCORES = (
     *("FineSoftcap", "Alibi"),
@@ -29,127 +25,44 @@ SCORES = (
 _SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
 _WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a sequence's lengths
 
-# Scores that are computed from others, which takes registers
-_COMPUTED = frozenset(("FineSoftcap", "Alibi"))
 
-
-class Fp8Tile(NamedTuple):
-    """The template arguments that are free for given head dims, in order.
-
-    Attributes
-    ----------
-    bm, bn, stages : int
-        Rows and keys of a tile, and slots of K and V.
-    piece, in_flight : int
-        Columns of a piece of P V, and how many pieces are computed at once.
-    ping_pong : bool
-        Whether consumers take turns.
-    """
-
-    bm: int
-    bn: int
-    stages: int
-    piece: int
-    in_flight: int
-    ping_pong: bool = True
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 2 * self.bm + 128
+def _tile(bm: int, bn: int, stages: int) -> TileShape:
+    """Return a tile, of a consumer for each 64 rows, which take turns, and a producer."""
+    return TileShape(bm, bn, stages, bm // 16 + 4, 1, ping_pong=True)
 
 
 # By the wider of the head dims. With 64 columns of O there are registers for a third consumer.
-_TILES = MappingProxyType(
-    {
-        64: (192, 128, 4),
-        96: (128, 256, 3),
-        128: (128, 256, 2),
-        192: (128, 128, 2),
-        256: (128, 128, 2),
-    }
-)
-_NARROW = MappingProxyType({96: (128, 128, 4), 128: (128, 128, 4)})  # for computed scores
-# By head dim of V
-_PIECES = MappingProxyType({64: 64, 96: 96, 128: 128, 192: 64, 256: 64})
+_TILES = {
+    64: _tile(192, 128, 4),
+    96: _tile(128, 256, 3),
+    128: _tile(128, 256, 2),
+    192: _tile(128, 128, 2),
+    256: _tile(128, 128, 2),
+}
+HEAD_DIMS = tuple(_TILES)
+"""Head dims that it is compiled for."""
+
+# For scores that are computed from others, which takes registers
+_NARROW = {**_TILES, **dict.fromkeys((96, 128), _tile(128, 128, 4))}
 
 
-class Fp8Spec(NamedTuple):
-    """The facts about the kernel that other rooms use.
-
-    Attributes
-    ----------
-    name : str
-        Name of the ``__global__`` function, of its file, and of its spec's file.
-    dtypes : tuple of str
-        Dtypes that the result can have.
-    head_dims : tuple of int
-        Head dims that it is compiled for.
-    archs : tuple of str
-    """
-
-    name: str
-    dtypes: tuple[str, ...]
-    head_dims: tuple[int, ...]
-    archs: tuple[str, ...]
-
-    def runs_on(self, device: Device) -> bool:
-        """Whether a device can run it."""
-        return device.arch in self.archs
-
-    def tile(self, head_dim: int, head_dim_v: int, score: tuple[str, ...] = ()) -> Fp8Tile:
-        """Return the tile of compiled head dims and the parts of a score."""
-        widest = max(head_dim, head_dim_v)
-        tiles = _TILES if _COMPUTED.isdisjoint(score) else {**_TILES, **_NARROW}
-        bm, bn, stages = tiles[widest]
-        # Sums of P V take the registers of S.
-        piece = _PIECES[head_dim_v]
-        units = head_dim_v // piece * (bn // KEYS)
-        return Fp8Tile(bm, bn, stages, piece, min(2, units, bn // piece))
-
-    def compiled(self, head_dim: int) -> int:
-        """Return the least of `head_dims` that holds rows of a head dim."""
-        return next(n for n in self.head_dims if n >= head_dim)
-
-    def instance(
-        self,
-        dtype: str,
-        head_dim: int,
-        head_dim_v: int,
-        score: tuple[str, ...] = (),
-        kv: str = "Dense",
-    ) -> Instance:
-        """Return the instantiation that the compiler takes.
-
-        Parameters
-        ----------
-        dtype : str
-            Dtype of the result.
-        head_dim, head_dim_v : int
-            Two of `head_dims`.
-        score : tuple of str
-            The parts of the score.
-        kv : str
-            One of `KVS`.
-        """
-        tile = self.tile(head_dim, head_dim_v, score)
-        numbers = head_dim, head_dim_v, *tile
-        smem_bytes = _smem_bytes(tile, head_dim, head_dim_v, kv)
-        way = f"Quantized<{kv}>"
-        return Instance(
-            *(self.name, (dtype,), numbers, score, way, smem_bytes),
-            is_dependent=False,
-            launch_registers=equal_registers(tile.threads),
-        )
+def computes(score: tuple[str, ...]) -> bool:
+    """Whether scores are computed from others: they take the second tile."""
+    return not {"FineSoftcap", "Alibi"}.isdisjoint(score)
 
 
-def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int, kv: str) -> int:
-    """Return the shared memory of a block, as ``kernels/fa3_smem.cuh`` lays it out."""
-    ring = tile.stages * tile.bn * (head_dim + head_dim_v)
-    slot = tile.bm * max(head_dim, head_dim_v)
+def _shared_memory(v: TemplateArguments) -> dict[str, int]:
+    """Return what a block holds, as ``kernels/fa3_smem.cuh`` lays it out."""
+    ring = v.stages * v.bn * (v.head_dim + v.head_dim_v)
+    slot = v.bm * max(v.head_dim, v.head_dim_v)
     slots = max(2, min(3, (227 * 1024 - 1024 - ring) // slot))
-    work = _WORK_BYTES + _LENGTHS_BYTES * (kv in LENGTHS)
-    return slots * slot + ring + 16 * slots + 32 * tile.stages + 2 * slots * work
+    work = _WORK_BYTES + _LENGTHS_BYTES * (v.kv in LENGTHS)
+    return {
+        "Q and O": slots * slot,
+        "K and V": ring,
+        "barriers": 16 * slots + 32 * v.stages,
+        "work items": 2 * slots * work,
+    }
 
 
 def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:
@@ -161,4 +74,18 @@ def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:
     return whole(PARAMS, score, np.dtype(way, align=True), MAPS)
 
 
-SPEC = Fp8Spec("fp8_wgmma", ("float16", "bfloat16"), tuple(_TILES), ("sm_90a",))
+SPEC = KernelSpec(
+    name="fp8_wgmma",
+    dtypes=("float16", "bfloat16"),  # of the result
+    shared_memory=_shared_memory,
+    arguments=(*NUMBERS[:5], "piece", "in_flight", "ping_pong"),
+    archs=("sm_90a",),
+    tma=True,
+    launch_registers=lambda v: equal_registers(v.threads),
+    tile_tables={
+        90: {
+            (d, dv): (_TILES[max(d, dv)], _NARROW[max(d, dv)])
+            for d, dv in itertools.product(HEAD_DIMS, repeat=2)
+        }
+    },
+)

@@ -13,7 +13,7 @@ class Instance(NamedTuple):
     Attributes
     ----------
     kernel : str
-        A key of `cufa.specs.AUXILIARY_KERNELS`, `BACKWARD_KERNELS` or `FP8_KERNELS`.
+        A key of `cufa.specs.AUXILIARY_KERNELS`.
     dtypes : tuple of str
         The template arguments that are element types, which come first.
     arguments : tuple of (bool or int)
@@ -26,8 +26,6 @@ class Instance(NamedTuple):
         Dynamic shared memory of a block.
     is_dependent : bool
         Whether it is launched as `cufa.compiler.dependent` says.
-    launch_registers : int, optional
-        A thread's at launch, if its warps hand registers on to each other.
     """
 
     kernel: str
@@ -37,7 +35,10 @@ class Instance(NamedTuple):
     kv: str = ""
     smem_bytes: int = 0
     is_dependent: bool = True
-    launch_registers: int | None = None
+
+    @property
+    def launch_registers(self) -> None:
+        """None: warps hand no registers on to each other."""
 
     @property
     def name_expression(self) -> str:

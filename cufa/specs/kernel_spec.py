@@ -44,8 +44,8 @@ class KernelSpec:
         how the kernel orders its work. None of those that have one order.
     schedule : callable, optional
         Template arguments -> which of these is best, as far as is known.
-    archs : tuple of str, optional
-        The architectures that it is for; None for all.
+    archs : tuple of str
+        The architectures that it is for; none of those for all.
     tma : bool
         Whether it reads through tensor maps: they come first in its parameter.
     decodes : bool
@@ -65,7 +65,7 @@ class KernelSpec:
     arguments: tuple[str, ...] = NUMBERS
     schedules: tuple[str, ...] = ()
     schedule: Callable[[TemplateArguments], str] | None = None
-    archs: tuple[str, ...] | None = None
+    archs: tuple[str, ...] = ()
     tma: bool = False
     decodes: bool = False
     is_dependent: bool = False
@@ -74,7 +74,7 @@ class KernelSpec:
 
     def runs_on(self, device: Device) -> bool:
         """Whether a device has the instructions that this kernel needs."""
-        return self.archs is None or device.arch in self.archs
+        return not self.archs or device.arch in self.archs
 
     def smem_bytes(self, v: TemplateArguments) -> int:
         """Return the dynamic shared memory of a block, in bytes."""

@@ -114,7 +114,7 @@ class Spec(KernelSpec):
         if v.bm > MAX_TILE or v.bn > MAX_TILE:
             return f"bm and bn of more than {MAX_TILE} are not supported"
         if not self.runs_on(device):
-            return f"{v.kernel} is for {' and '.join(self.archs or ())}, not for {device.arch}"
+            return f"{v.kernel} is for {' and '.join(self.archs)}, not for {device.arch}"
         complaint = self.complaint(v, device)
         if complaint is not None:
             return complaint

@@ -152,7 +152,12 @@ class Variant(TemplateArguments):
         if self.named_schedule:
             texts.append(self.named_schedule)
         score = f"Score<{', '.join(self.score)}>"
-        return f"{self.kernel}<{', '.join((DTYPES[self.dtype].cpp, *texts, score, self.kv))}>"
+        return f"{self.kernel}<{', '.join((DTYPES[self.dtype].cpp, *texts, score, self.cpp_kv))}>"
+
+    @property
+    def cpp_kv(self) -> str:
+        """The C++ name of the way of finding K and V."""
+        return self.kv
 
     @property
     def named_schedule(self) -> str:
