@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.problem.problem import Problem
+from cufa.quantized.sequences import ROWS, blocks_of
 from cufa.specs import FP8_KERNELS, KERNELS
 from cufa.specs.kv import in_cache
 from cufa.specs.spec import Spec
@@ -23,6 +24,27 @@ def check_device(device: Device) -> None:
             f"device: {device.name} has compute capability {device.compute_capability / 10}, "
             "8.0 is needed"
         )
+
+
+def check_lengths(problem: Problem, whose: str, most: int, blocks: bool = False) -> None:
+    """Raise ValueError if queries or keys are more than kernels, or a score's numbers, are for.
+
+    Parameters
+    ----------
+    problem : Problem
+    whose : str
+        Words in front of the kernels' limit.
+    most : int
+        The most rows that kernels can count.
+    blocks : bool
+        Whether each sequence takes whole blocks of rows.
+    """
+    longest, argument = problem.longest
+    for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
+        if (ROWS * blocks_of(length, problem.sequences) if blocks else length) > most:
+            raise ValueError(f"{name} has seq {length}, more than {whose} {most}")
+        if length > longest:
+            raise ValueError(f"{argument}: {name} has seq {length}, more than {longest}")
 
 
 def check_decoding(problem: Problem, device: Device, kernel: str | Variant | None) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.features.parts import is_uneven, kind_of, part_named
-from cufa.planner.checks import check_device
+from cufa.planner.checks import check_device, check_lengths
 from cufa.planner.plan import MAX_GRID, Plan
 from cufa.planner.scheduler import uneven_sections
 from cufa.problem.problem import Problem
-from cufa.quantized.sequences import ROWS, blocks_of
 from cufa.specs import quantize
 from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.fp8_wgmma import SCORES, SPEC, computes
@@ -102,11 +101,4 @@ def _check(problem: Problem, device: Device, kernel: object) -> None:
         if kind_of(part) not in SCORES:
             argument = part_named(part).argument
             raise ValueError(f"{argument}: {name} has no such scores; {others} take it")
-    longest, argument = problem.longest
-    for array, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
-        is_ragged = problem.kv == "Varlen"
-        rows = ROWS * blocks_of(length, problem.sequences) if is_ragged else length
-        if rows > _MAX_LENGTH:
-            raise ValueError(f"{array} has seq {length}, more than {name}'s {_MAX_LENGTH}")
-        if length > longest:
-            raise ValueError(f"{argument}: {array} has seq {length}, more than {longest}")
+    check_lengths(problem, f"{name}'s", _MAX_LENGTH, blocks=problem.kv == "Varlen")

@@ -9,9 +9,14 @@ from typing import NamedTuple
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
 from cufa.planner import rules, scheduler
-from cufa.planner.checks import check_device, check_kv, check_variant, kernel_named
+from cufa.planner.checks import (
+    check_device,
+    check_kv,
+    check_lengths,
+    check_variant,
+    kernel_named,
+)
 from cufa.planner.problem_class import problem_class
-from cufa.planner.scheduler import Order
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
@@ -94,23 +99,30 @@ def plan_tiles(
     ValueError
         `kernel` is unknown, or cannot run this problem on this device.
     """
-    _check_limits(problem, device)
+    check_device(device)
+    check_lengths(problem, "the kernels'", _MAX_LENGTH)
+    variant, reason = _chosen(problem, device, kernel, table)
+    return _planned(problem, variant, device, reason)
+
+
+def _chosen(
+    problem: Problem, device: Device, kernel: str | Variant | None, table: Table | None
+) -> tuple[Variant, str]:
+    """Return the variant, and where it comes from; arguments and errors as in `plan_tiles`."""
     if isinstance(kernel, Variant):
         check_variant(problem, kernel, device, decodes=False)
         check_kv(kernel, problem.kv)
-        return _planned(problem, kernel, _block(kernel, device), device, "forced variant")
+        return kernel, "forced variant"
     if kernel is None:
         chosen = default_kernel(problem.dtype, device, problem.seq_kv > 0)
         reason = f"default for {problem.dtype}" if problem.seq_kv > 0 else "no keys"
     else:
         chosen, reason = _checked_kernel(problem, kernel, device), "forced kernel"
     if table is not None:
-        variant = _by_table(problem, device, table, chosen if kernel is not None else None)
-        if variant is not None:
-            reason = table.reason if kernel is None else f"forced kernel, {table.reason}"
-            return _planned(problem, variant, _block(variant, device), device, reason)
-    variant, _ = rules.choice_of(problem, device, chosen.name).of(problem.alike)
-    return _planned(problem, variant, _block(variant, device), device, reason)
+        tuned = _by_table(problem, device, table, chosen if kernel is not None else None)
+        if tuned is not None:
+            return tuned, table.reason if kernel is None else f"forced kernel, {table.reason}"
+    return rules.choice_of(problem, device, chosen.name).of(problem.alike)[0], reason
 
 
 class TiledPlanner:
@@ -151,7 +163,6 @@ class TiledPlanner:
         self.rounded: Callable[[int, int], tuple[int, int]] | None = None
         first = plan_tiles(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
         self._reason = first.reason
-        self._block = first.variant, _block(first.variant, device)
         if table is None and not isinstance(kernel, Variant):
             self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
             self.rounded = found.rounded if found.rounds else None
@@ -166,21 +177,7 @@ class TiledPlanner:
         if self._choice is None or not usual:
             return plan_tiles(problem, self._device, self._kernel, self._table), 0.0
         variant, us = self._choice.of(problem.alike)
-        known, block = self._block
-        if known is not variant:
-            block = _block(variant, self._device)
-            self._block = variant, block
-        return _planned(problem, variant, block, self._device, self._reason), us
-
-
-def _check_limits(problem: Problem, device: Device) -> None:
-    check_device(device)
-    longest, argument = problem.longest
-    for name, length in (("q", problem.seq_q), ("k", problem.seq_kv)):
-        if length > _MAX_LENGTH:
-            raise ValueError(f"{name} has seq {length}, more than the kernels' {_MAX_LENGTH}")
-        if length > longest:
-            raise ValueError(f"{argument}: {name} has seq {length}, more than {longest}")
+        return _planned(problem, variant, self._device, self._reason), us
 
 
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
@@ -215,41 +212,31 @@ def _by_table(
     variant = entry.variant(problem, device)
     if variant.illegal(device) is not None:
         return None
-    order = scheduler.order(problem, variant, device)
-    return variant if _countable(order, _block(variant, device)) else None
-
-
-class _Block(NamedTuple):
-    threads: int
-    smem_bytes: int
-    at_once: int  # blocks, if each takes one tile after the other; else 0
-    workspace: int  # float32 numbers, of a row
+    tiles = scheduler.order(problem, variant, device).tiles
+    return variant if tiles + _block(variant, device)[-1] <= MAX_GRID else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _block(variant: Variant, device: Device) -> _Block:
-    kernel = KERNELS[variant.kernel]
-    at_once = variant.blocks_per_sm * device.sm_count if kernel.persistent else 0
-    return _Block(variant.threads, variant.smem_bytes, at_once, kernel.workspace)
+def _block(variant: Variant, device: Device) -> tuple[int, int, int]:
+    """Return threads and shared memory of a block, and how many blocks run at once.
+
+    The last is 0 where each block takes one tile. Tiles, and what each of these blocks asks for
+    after the last one, have 32-bit numbers.
+    """
+    persistent = KERNELS[variant.kernel].persistent
+    at_once = variant.blocks_per_sm * device.sm_count if persistent else 0
+    return variant.threads, variant.smem_bytes, at_once
 
 
-def _countable(order: Order, block: _Block) -> bool:
-    """Whether all tiles, and what each block asks for after the last one, have 32-bit numbers."""
-    return order.tiles + block.at_once <= MAX_GRID
-
-
-def _planned(
-    problem: Problem, variant: Variant, block: _Block, device: Device, reason: str
-) -> Plan:
-    order = scheduler.order(problem, variant, device)
-    if not _countable(order, block):
+def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
+    pack, q_tiles, tiles, section_heads, late_rows = scheduler.order(problem, variant, device)
+    threads, smem_bytes, at_once = _block(variant, device)
+    if tiles + at_once > MAX_GRID:
         raise ValueError(
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
-            f"{order.tiles} blocks, more than a grid's {MAX_GRID}"
+            f"{tiles} blocks, more than a grid's {MAX_GRID}"
         )
-    pack, q_tiles, tiles, section_heads, late_rows = order
-    threads, smem_bytes, at_once, workspace = block
-    grid = min(tiles, at_once or tiles)
+    workspace = KERNELS[variant.kernel].workspace
     floats = workspace and workspace * problem.batch * problem.heads_q * problem.seq_q
-    sizes = grid, threads, smem_bytes, q_tiles, section_heads, late_rows, pack, floats
-    return Plan(variant, *sizes, reason)
+    sizes = threads, smem_bytes, q_tiles, section_heads, late_rows, pack, floats
+    return Plan(variant, min(tiles, at_once or tiles), *sizes, reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ registers, or less time next to the products, for the scores."""
 
 
 class _Priced(NamedTuple):
-    """A variant whose costs were measured.
+    """A variant whose costs were measured, and a lower bound of its time for any problem.
 
     Attributes
     ----------
@@ -49,36 +48,17 @@ class _Priced(NamedTuple):
     tile : tuple of int
         As in `cufa.specs.costs.work`.
     cost : Cost
+    per_row, per_pair, per_copy : float
+        The least microseconds for each row, for each row and key, and for the copies that these
+        need; a launch, its first tile of rows, and the keys of that one, cost what they cost.
     """
 
     variant: Variant
     tile: tuple[int, int, int]
     cost: Cost
-
-
-class _Floor(NamedTuple):
-    """A lower bound of the time that a variant takes for any problem, in microseconds.
-
-    Attributes
-    ----------
-    launch, wave, per_row : float
-        For a launch; for its first tile of rows, or for each row.
-    per_tile, per_pair : float
-        For each tile of that one's keys, or for each row and key.
-    per_copy : float
-        For the copies that each row and key need.
-    bm, bn : int
-        Rows and keys of a tile.
-    """
-
-    launch: float
-    wave: float
     per_row: float
-    per_tile: float
     per_pair: float
     per_copy: float
-    bm: int
-    bn: int
 
 
 _Sizes = tuple[int, int, int, int, int, int | None]
@@ -136,7 +116,6 @@ class Choice:
                 legal[variant] = tile
         self.variants = _with_room(self._kernel, score, _within_blocks(score, list(legal)))
         self._priced: list[_Priced] = []
-        self._floors: list[_Floor] = []
         for variant in self.variants if costs else ():
             cost = _with_scores(costs[legal[variant]], variant)
             sizes = bm, bn, blocks = variant.bm, variant.bn, variant.blocks_per_sm
@@ -144,11 +123,8 @@ class Choice:
             # No block of a multiprocessor visits more keys than one before it
             shared = min(sum(cost.keys[: i + 1]) / (i + 1) for i in range(blocks))
             per_row, per_pair = cost.wave / (sm_rows * blocks), shared / (bn * sm_rows)
-            of_pairs = per_pair, 1e-6 * self._copies.bytes * cost.fetched / sm_rows
-            self._priced.append(_Priced(variant, sizes, cost))
-            self._floors.append(
-                _Floor(cost.launch, cost.wave, per_row, cost.keys[0], *of_pairs, bm, bn)
-            )
+            per_copy = 1e-6 * self._copies.bytes * cost.fetched / sm_rows
+            self._priced.append(_Priced(variant, sizes, cost, per_row, per_pair, per_copy))
         self._rows = {each.tile[0] for each in self._priced}
         whole_tiles = all(rows % _ROW_STEP == 0 for rows in self._rows)
         self.rounds = bool(self._priced) and whole_tiles and kv in _ONE_LENGTH
@@ -159,26 +135,28 @@ class Choice:
 
         For a problem with sequences of unequal lengths, give the one that is alike.
         """
-        batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
-        rows, keys = problem.seq_q, problem.seq_kv
-        heads = batch * heads_q
+        heads, heads_kv, packable, rows, keys, seen = self._sizes(problem)
         if not self._priced:
             long, *short = self.variants
             few = heads * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
-        packable = scheduler.packable(heads_q, heads_kv, self._kernel)
-        if self._is_top_left:  # no row sees more keys
-            keys = min(keys, rows)
         if packable == 1 or rows > PACKED_ROWS:
             rows, keys = self.rounded(rows, keys)
         elif not self._hides_rows or rows <= keys:
             keys = -(-keys // KEY_STEP) * KEY_STEP
-        seen = problem.most_seen
-        sizes = heads, batch * heads_kv, packable, rows, keys, seen
+        sizes = heads, heads_kv, packable, rows, keys, seen
         found = self._known.get(sizes)
         if found is None:
             found = remember(self._known, sizes, self._least(sizes), _KNOWN)
         return found
+
+    def _sizes(self, problem: Problem) -> _Sizes:
+        batch, heads_q, heads_kv = problem.batch, problem.heads_q, problem.heads_kv
+        rows, keys = problem.seq_q, problem.seq_kv
+        if self._is_top_left:  # no row sees more keys
+            keys = min(keys, rows)
+        packable = scheduler.packable(heads_q, heads_kv, self._kernel)
+        return batch * heads_q, batch * heads_kv, packable, rows, keys, problem.most_seen
 
     def rounded(self, rows: int, keys: int) -> tuple[int, int]:
         """Return lengths rounded up to a step: then most new lengths have been seen before.
@@ -203,22 +181,23 @@ class Choice:
                 filled[bm] = heads * each, heads * least_pairs(rows, keys, bm)
             else:
                 filled[bm] = heads * each, heads * each * (visited - max(0, rows - bm) / 2 * falls)
-        floors: list[float] = []
-        for launch, wave, per_row, per_tile, per_pair, per_copy, bm, bn in self._floors:
+        floors: list[tuple[float, int]] = []
+        for i, (_, (bm, bn, _), cost, per_row, per_pair, per_copy) in enumerate(self._priced):
             all_rows, pairs = filled[bm]
             of_rows, of_pairs = all_rows * per_row, pairs * per_pair
-            of_tiles = -(-visited // bn) * per_tile
-            floors.append(
-                launch
-                + (of_rows if of_rows > wave else wave)
+            of_tiles = -(-visited // bn) * cost.keys[0]
+            floor = (
+                cost.launch
+                + (of_rows if of_rows > cost.wave else cost.wave)
                 + (of_pairs if of_pairs > of_tiles else of_tiles)
                 + pairs * per_copy
             )
+            floors.append((floor, i))
         megabytes = (heads * rows + heads_kv * keys) * self._element_mb
         megabytes -= 1e-6 * self._copies.read * heads * max(0, rows - keys) * falls
         best, least = self._priced[0].variant, math.inf
         # Most need not be looked at any closer
-        for at_least, i in sorted(zip(floors, itertools.count())):
+        for at_least, i in sorted(floors):
             if with_memory(at_least, megabytes) >= least:
                 break
             priced = self._priced[i]
@@ -248,11 +227,7 @@ class Choice:
 
     def times(self, problem: Problem) -> dict[Variant, float]:
         """Return the microseconds expected of each variant, if that is known."""
-        heads, heads_kv = problem.batch * problem.heads_q, problem.batch * problem.heads_kv
-        packable = scheduler.packable(problem.heads_q, problem.heads_kv, self._kernel)
-        rows, keys = problem.seq_q, problem.seq_kv
-        keys = min(keys, rows) if self._is_top_left else keys
-        sizes = heads, heads_kv, packable, rows, keys, problem.most_seen
+        sizes = self._sizes(problem)
         return {each.variant: self._time(each, sizes) for each in self._priced}
 
 
