@@ -117,13 +117,13 @@ def test_arrays_of_a_gpu() -> None:
     assert (nothing.steps, nothing.expected_us, nothing.workspace_words) == ((), (), 0)
     bias = on_gpu(np.zeros((300, 300), np.float16))
     of_bias: Any = cufa.explain_backward(q, k, k, bias=bias, wrt=("bias",))
-    assert [sums.lengths for sums in of_bias.sums] == [(1, 1, 300, 300)]
+    assert [sums.lengths for sums in of_bias.arrays.sums] == [(1, 1, 300, 300)]
     assert [step.instance.kernel for step in of_bias.steps] == ["bwd_prepare", "bwd_mma"]
     table = on_gpu(np.zeros(300, np.float32))
     of_table: Any = cufa.explain_backward(
         *(q, k, k), score_mod=lambda s, b, h, i, j: s + table[j] * table.shape[0], wrt=("table",)
     )
-    assert [sums.lengths for sums in of_table.sums] == [(1, 1, 1, 300)]
+    assert [sums.lengths for sums in of_table.arrays.sums] == [(1, 1, 1, 300)]
 
 
 @pytest.mark.usefixtures("gpu")
@@ -136,7 +136,7 @@ def test_an_array_that_a_function_refers_to_alone(factor: int | None) -> None:
         return score if factor is None else score * factor if table is not None else 0
 
     plan: Any = cufa.explain_backward(x, x, x, score_mod=scaled, wrt=("table",))
-    assert plan.sums == ()
+    assert plan.arrays.sums == ()
 
 
 # the commands

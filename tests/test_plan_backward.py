@@ -280,11 +280,10 @@ def test_sums_of_a_bias(lengths: tuple[int, ...], dtype: str, words: int, chains
             wanted=wanted,
         )
         assert plan.key_tiles == KEY_TILES
-        assert plan.sums[0].lengths == lengths
+        assert plan.arrays.sums[0].lengths == lengths
         ordered = chains if deterministic else 0
-        assert (0 if plan.chains is None else plan.chains.chains) == ordered
-        first, end = plan.cleared
-        assert end - first == words + ordered
+        assert (plan.arrays.chains >= 0) == (ordered > 0)
+        assert plan.arrays.end - plan.arrays.start == words + ordered
         assert ("InTurn" in plan.variant.score) == (ordered > 0)
         assert (plan.turns >= 0) == (ordered > 0)
         steps = [step.instance.kernel for step in plan.steps]

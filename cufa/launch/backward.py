@@ -115,7 +115,7 @@ def attention_backward(
     sizes = (problem.batch, problem.heads_q, problem.heads_kv, problem.seq_q, problem.seq_kv)
     bias = () if gradients.bias is None else (gradients.bias,)
     sinks = () if gradients.sinks is None else (gradients.sinks,)
-    others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.sums`
+    others = (*bias, *gradients.read.values())  # in the order of `BackwardPlan.arrays`
     if 0 in sizes or (problem.kv == "Varlen" and problem.sequences == 0):
         for array in (*wanted.values(), *sinks, *others):
             array.fill(0)
@@ -160,7 +160,7 @@ def attention_backward(
         )
         for launch in call.launches:
             launch(*addresses)
-        for each, found, array in zip(plan.sums, sums, others, strict=True):
+        for each, found, array in zip(plan.arrays.sums, sums, others, strict=True):
             if each.dtype not in DTYPES:
                 array[...] = found.reshape(array.shape)
     for name, array in wanted.items():
@@ -185,15 +185,16 @@ def _clear_rows(name: str, gradient: Array, problem: Problem, extras: Extras) ->
 
 def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> tuple[int, Any]:
     """Set sums, and chains, to 0; return the address of the chains, and the sums."""
-    first, end = plan.cleared
+    first, end = plan.arrays.start, plan.arrays.end
     if first < end:
         memory[first:end].fill(0)
     found = []
-    for sums, gradient in zip(plan.sums, gradients, strict=True):
+    for sums, gradient in zip(plan.arrays.sums, gradients, strict=True):
         if sums.place < 0:
             gradient.fill(0)
         found.append(gradient if sums.place < 0 else memory[sums.place : sums.place + sums.size])
-    return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
+    chains = plan.arrays.chains
+    return memory.data.ptr + 4 * chains if chains >= 0 else 0, found
 
 
 def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) -> dict[str, Array]:
@@ -262,7 +263,7 @@ def _prepare(
             content = _maps(plan, step, strides, address) + content
         launch = launcher(function, (step.grid, 1, 1), step.threads, step.instance.smem_bytes)
         launches.append(PreparedLaunch(launch, content, places))
-    for i, sums in enumerate(plan.sums):
+    for i, sums in enumerate(plan.arrays.sums):
         last = finishing(sums, _FIRST_SUMS + 2 * i)
         if last is not None:
             launches.append(last)
@@ -325,20 +326,17 @@ def _parameter(
         "kv_splits": plan.kv_splits,
         "split_heads": -(-problem.group // plan.kv_splits),
     }
-    of_sums: dict[str, float] = {} if plan.chains is None else {**plan.chains.numbers}
-    for sums in plan.sums:
-        of_sums |= sums.numbers
-    content = layout.filled(known, problem, numbers if variant.score else (), of_sums)
+    content = layout.filled(known, problem, numbers if variant.score else (), plan.arrays.numbers)
     names = (*(f"params.{name}.data" for name in _TENSORS), "params.lse", *_NUMBERS)
-    first = _FIRST_SUMS + 2 * len(plan.sums)
+    first = _FIRST_SUMS + 2 * len(plan.arrays.sums)
     places = [*layout.places(names, first, extras)]
     if _uses_tma(step):
         places += ((layout.words[f"maps.{name}"], _TENSORS.index(name)) for name in MAPPED)
-    if variant.score and plan.chains is not None:
+    if variant.score and plan.arrays.chains >= 0:
         places.append((layout.words[f"{IN_TURN.name}.{CHAINS}"], len(names)))
     if variant.score:
         places += (
             (layout.words[f"{sums.part}.{sums.parameter}"], _FIRST_SUMS + 2 * i)
-            for i, sums in enumerate(plan.sums)
+            for i, sums in enumerate(plan.arrays.sums)
         )
     return content, tuple(places)

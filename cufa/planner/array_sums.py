@@ -92,32 +92,6 @@ class ArraySums(NamedTuple):
         return found
 
 
-class Chains(NamedTuple):
-    """The order of blocks that add to the same sums.
-
-    Attributes
-    ----------
-    place : int
-        Where the chains begin in the workspace: a 32-bit word each.
-    chains : int
-        Their number.
-    steps : tuple of int
-        How a block's chain grows along batch, heads of K and V, and tiles of keys; how its rank in
-        the chain grows along the first two, and from one block to the next one that begins. A
-        head's blocks begin one after the other, the last tile of keys first, and then those of the
-        next head.
-    """
-
-    place: int
-    chains: int
-    steps: Ints
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The parameters of `IN_TURN`, by name; the address is 0."""
-        return {CHAINS: 0, **dict(zip(_STEPS, self.steps, strict=True))}
-
-
 class Planned(NamedTuple):
     """The sums of a call.
 
@@ -127,16 +101,32 @@ class Planned(NamedTuple):
         The parts of its score, those that add to sums in place of others.
     sums : tuple of ArraySums
         In the order of what is wanted.
-    chains : Chains or None
-        None where any order is allowed, or gives the same bits.
-    words : int
-        Words of the workspace that sums and chains take.
+    start, end : int
+        The words of the workspace that sums and chains take, and that are to be 0.
+    chains : int
+        Where the chains begin, a 32-bit word each; -1 where any order is allowed, or gives the same
+        bits.
+    steps : tuple of int
+        How a block's chain grows along batch, heads of K and V, and tiles of keys; how its rank in
+        the chain grows along the first two, and from one block to the next one that begins. A
+        head's blocks begin one after the other, the last tile of keys first, and then those of the
+        next head.
     """
 
     score: tuple[str, ...]
     sums: tuple[ArraySums, ...]
-    chains: Chains | None
-    words: int
+    start: int
+    end: int
+    chains: int = -1
+    steps: Ints = ()
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The parameters of the parts that add to sums, by name; addresses are 0."""
+        found = {CHAINS: 0, **dict(zip(_STEPS, self.steps, strict=True))} if self.steps else {}
+        for each in self.sums:
+            found |= each.numbers
+        return found
 
 
 def planned_sums(
@@ -179,15 +169,15 @@ def planned_sums(
         words += 0 if in_place else each.size
         found.append(each)
     needed = [order for order in orders if order is not None]
+    end = start + words
     if not deterministic or not needed:
-        return Planned(tuple(score), tuple(found), None, words)
+        return Planned(tuple(score), tuple(found), start, end)
     count, steps = needed[0] if len(needed) == 1 and problem.kv != "Varlen" else _ONE_CHAIN
-    chains = Chains(start + words, count, steps)
-    return Planned((*score, IN_TURN.name), tuple(found), chains, words + count)
+    return Planned((*score, IN_TURN.name), tuple(found), start, end + count, end, steps)
 
 
 _Order = tuple[int, Ints]
-"""The number of chains, and the steps of `Chains`."""
+"""The number of chains, and the steps of `Planned`."""
 
 _ONE_CHAIN: _Order = 1, (0, 0, 0, 0, 0, 1)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cufa.device import Device
 from cufa.features.sinks import Sinks
-from cufa.planner.array_sums import ArraySums, Chains, Wanted, planned_sums
+from cufa.planner.array_sums import Planned, Wanted, planned_sums
 from cufa.planner.problem_class import gradient_class
 from cufa.planner.scheduler import falls_from_first_key, key_sections
 from cufa.planner.tuned_table import Table
@@ -62,11 +62,8 @@ class BackwardPlan(NamedTuple):
     workspace_words : int
         Its size: two numbers a row, dQ in float32, sums of gradients of arrays that parts of the
         score read, parts of dK and dV in float32, the turns, and the count of what was drawn.
-    sums : tuple of ArraySums
-    chains : Chains or None
-        The order of blocks that add to them.
-    cleared : tuple of int
-        The words of the workspace that are to be 0, first and end: sums, and chains.
+    arrays : Planned
+        Sums of gradients of arrays that parts of the score read.
     expected_us : tuple of float
         For `explain_backward`: how many microseconds each step would take on an H200;
         empty where that is not known.
@@ -88,9 +85,7 @@ class BackwardPlan(NamedTuple):
     turns: int
     drawn: int
     workspace_words: int
-    sums: tuple[ArraySums, ...] = ()
-    chains: Chains | None = None
-    cleared: tuple[int, int] = (0, 0)
+    arrays: Planned
     expected_us: tuple[float, ...] = ()
     reason: str = ""
 
@@ -228,7 +223,7 @@ def backward_plan(
     arrays = planned_sums(problem, wanted, key_tiles, deterministic, start)
     variants = [each._replace(score=arrays.score) for each in variants]
     variant = variants[0]
-    takes_turns = deterministic and (sums_dq or arrays.chains is not None)
+    takes_turns = deterministic and (sums_dq or arrays.chains >= 0)
     # By turns, a head's tiles follow each other.
     section_heads = 1
     if blocks and not takes_turns:
@@ -237,7 +232,7 @@ def backward_plan(
         ("row_lse", rows),
         ("row_delta", rows),
         ("dq_sums", dq_words),
-        ("sums", arrays.words),
+        ("sums", arrays.end - start),
         ("kv_sums", blocks * splits * part * joins),
         ("turns", rows // TURN_ROWS * takes_turns),
         ("drawn", takes_turns or form[0].draws),
@@ -264,8 +259,6 @@ def backward_plan(
         *(variant, tuple(steps), problem, q_units, key_tiles, splits, section_heads),
         **places,
         workspace_words=words,
-        sums=arrays.sums,
-        chains=arrays.chains,
-        cleared=(start, start + arrays.words),
+        arrays=arrays,
         reason=reason,
     )
