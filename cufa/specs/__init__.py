@@ -14,11 +14,10 @@ from cufa.specs import (
     append,
     block_mask,
     bwd_around,
-    bwd_dkv_wgmma,
-    bwd_dq_wgmma,
     bwd_fp32,
     bwd_mma,
     bwd_wgmma,
+    bwd_wide_wgmma,
     clear_rows,
     decode,
     decode_scaled,
@@ -65,7 +64,7 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
 
 BACKWARD_FORMS: tuple[tuple[BackwardSpec, ...], ...] = (
     (bwd_wgmma.SPEC,),
-    (bwd_dq_wgmma.SPEC, bwd_dkv_wgmma.SPEC),
+    (bwd_wide_wgmma.DQ, bwd_wide_wgmma.DKV),
     (bwd_mma.SPEC,),
     (bwd_fp32.SPEC,),
 )

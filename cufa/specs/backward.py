@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from cufa.specs.kernel_spec import HeadDims, KernelSpec
 from cufa.specs.params import MAP_WORDS, whole
 from cufa.specs.params import PARAMS as FORWARD
 from cufa.specs.structs import TENSOR, extended, struct
-from cufa.specs.template_arguments import NUMBERS, TemplateArguments
+from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
 
 PARAMS = extended(
     FORWARD,
@@ -175,3 +176,14 @@ class BackwardSpec(KernelSpec):
         if v.threads > _MOST_THREADS or not self.takes_tile(v):
             return f"{self.name} takes no such tile"
         return None
+
+
+hopper_spec = functools.partial(
+    BackwardSpec,
+    dtypes=("float16", "bfloat16"),
+    archs=("sm_90a",),
+    tma=True,
+    launch_registers=lambda v: equal_registers(v.threads),
+    sums_arrays=False,
+)
+"""The spec of a kernel for Hopper; give the rest."""

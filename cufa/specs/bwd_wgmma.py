@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cufa.specs.backward import BackwardSpec, computes
+from cufa.specs.backward import computes, hopper_spec
 from cufa.specs.kernel_spec import Tiles
-from cufa.specs.template_arguments import TemplateArguments, equal_registers
+from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile_shape import TileShape
 
 # dK and dV of 64 keys are half of head_dim + head_dim_v registers, S^T and dP^T half of bm each,
@@ -26,18 +26,13 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     }
 
 
-SPEC = BackwardSpec(
+SPEC = hopper_spec(
     name="bwd_wgmma",
-    dtypes=("float16", "bfloat16"),
     tile_tables={90: _TILES},
     takes_tile=lambda v: v.bm in (64, 128) and (v.bn, v.warps, v.blocks_per_sm) == (128, 12, 1),
     shared_memory=_shared_memory,
-    archs=("sm_90a",),
-    tma=True,
-    launch_registers=lambda v: equal_registers(v.threads),
     splits_groups=True,
     draws=True,
-    sums_arrays=False,
     is_large=computes,
     tflops={64: 521.0, 128: 576.0},
 )

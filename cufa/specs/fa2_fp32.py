@@ -52,10 +52,6 @@ def _row_warps(v: TemplateArguments) -> int:
     return v.warps // 2 if v.head_dim_v > _WIDE else v.warps
 
 
-def _shared_memory(v: TemplateArguments) -> dict[str, int]:
-    return fa2_block.shared_memory(v, _row_warps(v))
-
-
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
     if v.head_dim_v > _WIDE and v.head_dim_v % 64:
         return f"{v.kernel} splits a head_dim_v of more than {_WIDE}: it must be multiples of 64"
@@ -65,7 +61,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
 SPEC = Spec(
     name="fa2_fp32",
     dtypes=("float32",),
-    shared_memory=_shared_memory,
+    shared_memory=lambda v: fa2_block.shared_memory(v, _row_warps(v)),
     complaint=_complaint,
     head_dim_step=32,
     flops_per_byte=13,

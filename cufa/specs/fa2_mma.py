@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.specs import fa2_block
 from cufa.specs.kernel_spec import Tiles
@@ -54,15 +53,11 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     return {**tiles, "rest of O": max(0, o_bytes - sum(tiles.values()))}
 
 
-def _complaint(v: TemplateArguments, device: Device) -> str | None:
-    return fa2_block.complaint(v, v.warps)
-
-
 SPEC = Spec(
     name="fa2_mma",
     dtypes=("float16", "bfloat16"),
     shared_memory=_shared_memory,
-    complaint=_complaint,
+    complaint=lambda v, device: fa2_block.complaint(v, v.warps),
     flops_per_byte=75,
     kvs=("Dense", *LENGTHS),
     tile_tables={80: _SM80, 86: _SM86, 90: _SM90, 120: _SM86},
