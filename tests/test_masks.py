@@ -28,9 +28,8 @@ import cufa
 from cufa import device
 from cufa.explorer import explore
 from cufa.planner import rules
-from cufa.planner.attention import plan
+from cufa.planner.attention import Planner, plan
 from cufa.planner.decode import DecodePlan
-from cufa.planner.plan import TiledPlanner
 from cufa.problem.problem import Problem
 
 #: One at a time, and some together.
@@ -294,7 +293,7 @@ def test_lengths_beyond_which_a_window_is_not_for(window: Any) -> None:
         Problem.of_shapes((1, 1, 16, 8), *[(1, 1, n, 8)] * 2, dtype="float32", window=window)
         for n in (100, 2**30 + 1)
     )
-    planner = TiledPlanner(few, h200)
+    planner = Planner(few, h200)
     planner(few)
     with pytest.raises(ValueError, match="window: k has seq"):
         planner(many)

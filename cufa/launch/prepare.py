@@ -6,6 +6,7 @@ are given to each launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cufa import device as devices
@@ -19,7 +20,7 @@ from cufa.launch.loaded import LoadedKernel
 from cufa.launch.signature import Key, Signature
 from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
-from cufa.planner.plan import TiledPlanner
+from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
 from cufa.problem.problem import CACHES, Problem, check_shapes
@@ -207,7 +208,7 @@ class PreparedCalls:
         return PreparedCall(launch, plan.variant, result, result[:3], False, 0, (), ())
 
     def _prepared(
-        self, signature: Signature, address: int, planner: Planner | TiledPlanner
+        self, signature: Signature, address: int, planner: Planner | Callable[[Problem], Plan]
     ) -> PreparedCall | None:
         views = self._viewer.views(signature)
         extras = self._extras.described(signature.extras) if signature.extras else NO_EXTRAS

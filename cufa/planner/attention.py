@@ -14,11 +14,10 @@ from cufa.dtypes import DTYPES
 from cufa.features.causal import Causal
 from cufa.features.parts import is_uneven
 from cufa.planner import decode, rules
-from cufa.planner import plan as tiled
 from cufa.planner.decode import DecodePlan
 from cufa.planner.decode_model import BYTES_A_US, Items
 from cufa.planner.decode_variants import tile_rows
-from cufa.planner.plan import Plan
+from cufa.planner.plan import MAX_LENGTH, Plan, plan_tiles, planned
 from cufa.planner.rules import PACKED_ROWS
 from cufa.planner.scheduler import KEY_STEP
 from cufa.planner.tuned_table import Table
@@ -77,7 +76,7 @@ class Planner:
 
     Attributes
     ----------
-    fallback : TiledPlanner or None
+    fallback : callable, optional
         Plans a kernel of attention's own, where that may take the place of another.
 
     Raises
@@ -95,19 +94,26 @@ class Planner:
         batch_invariant: bool = False,
         num_splits: int | None = None,
     ) -> None:
-        self._device, self._kernel, self._alone = device, kernel, batch_invariant
-        self._num_splits = num_splits
+        self._device, self._kernel, self._table = device, kernel, table
+        self._alone, self._num_splits = batch_invariant, num_splits
         self._known: dict[tuple[int, ...], Plan | DecodePlan] = {}
         # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
         self._counts_keys = is_uneven(problem.score) or problem.hides_far_keys
-        self._rounded: Callable[[int, int], tuple[int, int]] | None = None
-        self.fallback: tiled.TiledPlanner | None = None
+        self._longest = min(MAX_LENGTH, problem.longest[0])
+        self._choice: rules.Choice | None = None
+        self._rounds = False
+        self.fallback: Callable[[Problem], Plan] | None = None
         if problem.kv not in CACHES:
-            self._tiled = tiled.TiledPlanner(problem, device, kernel, table)
-            if not is_uneven(tuple(name for name in problem.score if name != "Causal")):
-                self._rounded = self._tiled.rounded
+            some_keys = problem._replace(seq_kv=max(1, problem.seq_kv))
+            first = plan_tiles(some_keys, device, kernel, table)
+            self._reason = first.reason
+            if table is None and not isinstance(kernel, Variant):
+                self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
+                others = tuple(name for name in problem.score if name != "Causal")
+                self._rounds = found.rounds and not is_uneven(others)
             self._may_decode = kernel is None and _can_decode(problem)
-            self.fallback = self._tiled if self._may_decode and not batch_invariant else None
+            if self._may_decode and not batch_invariant:
+                self.fallback = lambda problem: self._tiled(problem)[0]
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
         """Return a problem's plan; errors are those of `plan`."""
@@ -116,8 +122,8 @@ class Planner:
         fewest = _MOST_ROWS if p.heads_q == p.heads_kv else PACKED_ROWS
         if keys >= _MANY_KEYS or rows >= _MANY_KEYS:
             pass
-        elif self._rounded is not None and rows > fewest:
-            rows, keys = self._rounded(rows, keys)
+        elif self._choice is not None and self._rounds and rows > fewest:
+            rows, keys = self._choice.rounded(rows, keys)
         elif not self._counts_keys:
             keys = -(-keys // KEY_STEP) * KEY_STEP
         sizes = p.batch, p.heads_q, p.heads_kv, rows, keys, p.sequences, p.page_size
@@ -135,7 +141,7 @@ class Planner:
         if self._alone or 0 in (problem.seq_kv, found.grid):
             return found
         if isinstance(found, DecodePlan):
-            own, us = self._tiled.timed(problem)
+            own, us = self._tiled(problem)
             items = Items.of(problem, self._device, found.variant.bm)
             times = {own.variant: _tiled_us(problem, self._device, own, us)}
             times[found.variant] = items.expected_us(found.grid)
@@ -150,15 +156,23 @@ class Planner:
             return self._as_alone(problem)
         return self._fastest(problem)
 
+    def _tiled(self, problem: Problem) -> tuple[Plan, float]:
+        """Return the plan of a kernel of attention's own, and the microseconds expected, or 0.0."""
+        usual = 0 < problem.seq_kv <= self._longest >= problem.seq_q
+        if self._choice is None or not usual:
+            return plan_tiles(problem, self._device, self._kernel, self._table), 0.0
+        variant, us = self._choice.of(problem.alike)
+        return planned(problem, variant, self._device, self._reason), us
+
     def _fastest(self, problem: Problem) -> Plan | DecodePlan:
-        found, us = self._tiled.timed(problem)
+        found, us = self._tiled(problem)
         return faster(problem, self._device, found, us) if self._may_decode else found
 
     def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
         one = self._fastest(problem._replace(batch=1))
         found: Plan | DecodePlan
         if isinstance(one, Plan):
-            found = tiled.plan_tiles(problem, self._device, one.variant)
+            found = plan_tiles(problem, self._device, one.variant)
         else:
             parts = min(one.parts, -(-problem.visited // _LEAST_KEYS))
             try:

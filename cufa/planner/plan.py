@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 from cufa.device import Device
@@ -24,7 +23,8 @@ from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
 MAX_GRID = 2**31 - 1
-_MAX_LENGTH = 2**31 - 257  # lengths are 32-bit in the kernels, and rounded up to tiles
+MAX_LENGTH = 2**31 - 257
+"""Lengths are 32-bit in the kernels, and rounded up to tiles."""
 
 
 class Plan(NamedTuple):
@@ -100,9 +100,9 @@ def plan_tiles(
         `kernel` is unknown, or cannot run this problem on this device.
     """
     check_device(device)
-    check_lengths(problem, "the kernels'", _MAX_LENGTH)
+    check_lengths(problem, "the kernels'", MAX_LENGTH)
     variant, reason = _chosen(problem, device, kernel, table)
-    return _planned(problem, variant, device, reason)
+    return planned(problem, variant, device, reason)
 
 
 def _chosen(
@@ -123,61 +123,6 @@ def _chosen(
         if tuned is not None:
             return tuned, table.reason if kernel is None else f"forced kernel, {table.reason}"
     return rules.choice_of(problem, device, chosen.name).of(problem.alike)[0], reason
-
-
-class TiledPlanner:
-    """Plans kernels of attention's own for problems that differ in sizes only.
-
-    The work that they share is done once.
-
-    Parameters
-    ----------
-    problem : Problem
-        One of them.
-    device, kernel, table
-        As in `plan_tiles`.
-
-    Attributes
-    ----------
-    rounded : callable, optional
-        Numbers of rows and keys -> up to the next step. Problems without a window whose rounded
-        lengths are the same have the same plan, if they have more rows than `rules.PACKED_ROWS`, or
-        heads do not share tiles.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `plan_tiles`.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        device: Device,
-        kernel: str | Variant | None = None,
-        table: Table | None = None,
-    ) -> None:
-        self._device, self._kernel, self._table = device, kernel, table
-        self._longest = min(_MAX_LENGTH, problem.longest[0])
-        self._choice: rules.Choice | None = None
-        self.rounded: Callable[[int, int], tuple[int, int]] | None = None
-        first = plan_tiles(problem._replace(seq_kv=max(1, problem.seq_kv)), device, kernel, table)
-        self._reason = first.reason
-        if table is None and not isinstance(kernel, Variant):
-            self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
-            self.rounded = found.rounded if found.rounds else None
-
-    def __call__(self, problem: Problem) -> Plan:
-        """Return a problem's plan; errors are those of `plan_tiles`."""
-        return self.timed(problem)[0]
-
-    def timed(self, problem: Problem) -> tuple[Plan, float]:
-        """Return a problem's plan, and the microseconds expected of it, or 0.0."""
-        usual = 0 < problem.seq_kv <= self._longest >= problem.seq_q
-        if self._choice is None or not usual:
-            return plan_tiles(problem, self._device, self._kernel, self._table), 0.0
-        variant, us = self._choice.of(problem.alike)
-        return _planned(problem, variant, self._device, self._reason), us
 
 
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
@@ -228,7 +173,8 @@ def _block(variant: Variant, device: Device) -> tuple[int, int, int]:
     return variant.threads, variant.smem_bytes, at_once
 
 
-def _planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
+def planned(problem: Problem, variant: Variant, device: Device, reason: str) -> Plan:
+    """Return the plan of a problem by a variant that can run it."""
     pack, q_tiles, tiles, section_heads, late_rows = scheduler.order(problem, variant, device)
     threads, smem_bytes, at_once = _block(variant, device)
     if tiles + at_once > MAX_GRID:
