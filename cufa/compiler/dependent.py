@@ -84,11 +84,6 @@ def packed(grid: Ints, block: Ints, smem_bytes: int, *, overlap: bool = True) ->
     return _CONFIG.pack(*grid, *block, smem_bytes, 0, _ATTRIBUTE_ADDRESS, overlap)
 
 
-def config(grid: Ints, block: Ints, smem_bytes: int, *, overlap: bool = True) -> Config:
-    """Return what tells the driver of a launch, for a stream to be named."""
-    return Config.from_buffer_copy(packed(grid, block, smem_bytes, overlap=overlap))
-
-
 class Passed:
     """The arguments of the driver's launch of one parameter, in memory of its own.
 

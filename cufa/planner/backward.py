@@ -10,7 +10,7 @@ from cufa.device import Device
 from cufa.features.sinks import Sinks
 from cufa.planner.array_sums import Planned, Wanted, planned_sums
 from cufa.planner.problem_class import gradient_class
-from cufa.planner.scheduler import falls_from_first_key, key_sections
+from cufa.planner.scheduler import falls_from_first_key, key_sections, tiles_of
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_FORMS
@@ -183,7 +183,6 @@ def backward_plan(
         The table of this device. Its rows are for gradients by q, k and v at least, in any order.
     """
     problem = problem.without(Sinks)
-    wants_dq = "q" in wrt
     dims = problem.head_dim, problem.head_dim_v
     form = next(
         form
@@ -192,32 +191,23 @@ def backward_plan(
         and all(spec.takes(problem.dtype, dims, problem.score, device, maps) for spec in form)
         and all(spec.sums_arrays or not wanted for spec in form)
     )
-    variants = [
-        forced
-        if forced and forced.kernel == spec.name
-        else _variant(spec, problem, device, bool(wanted))
-        for spec in form
-    ]
+    variants = [_variant(spec, problem, device, bool(wanted)) for spec in form]
+    if forced is not None:
+        variants = [forced if forced.kernel == each.kernel else each for each in variants]
     reason = f"default for {problem.dtype}" if forced is None else "forced variant"
     if table is not None and not (forced or deterministic or wanted) and {"q", "k", "v"} <= {*wrt}:
         tuned = _by_table(problem, device, table, variants[0])
         if tuned is not None:
             variants[0], reason = tuned, table.reason
     variant = variants[0]
-    sums_dq = wants_dq and not any(spec.by_rows for spec in form)
-    if problem.kv == "Varlen":  # see kernels/kv.cuh
-        q_units = problem.seq_q // ROW_UNIT + problem.sequences
-        key_tiles = problem.seq_kv // variant.bn + problem.sequences
-    else:
-        q_units, key_tiles = -(-problem.seq_q // ROW_UNIT), -(-problem.seq_kv // variant.bn)
-    heads = problem.batch * problem.heads_q
-    rows = heads * q_units * ROW_UNIT
+    sums_dq = "q" in wrt and not any(spec.by_rows for spec in form)
+    q_units = tiles_of(problem, problem.seq_q, ROW_UNIT)
+    key_tiles = tiles_of(problem, problem.seq_kv, variant.bn)
+    units = problem.batch * problem.heads_q * q_units
+    rows = units * ROW_UNIT
     blocks = problem.batch * problem.heads_kv * key_tiles
     splits = _splits(form[0], problem, device, blocks)
-    part = variant.bn * (variant.head_dim + variant.head_dim_v)
     joins = splits > 1 and not {"k", "v"}.isdisjoint(wrt)
-    words = 0
-    places: dict[str, Any] = {}
     dq_words = rows * variant.head_dim * sums_dq
     start = 2 * rows + dq_words  # a multiple of `_ALIGNMENT`
     arrays = planned_sums(problem, wanted, key_tiles, deterministic, start)
@@ -228,19 +218,19 @@ def backward_plan(
     section_heads = 1
     if blocks and not takes_turns:
         section_heads = key_sections(problem, device, variant.bn, variant.blocks_per_sm)
+    words, places = 0, dict[str, Any]()
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),
         ("dq_sums", dq_words),
         ("sums", arrays.end - start),
-        ("kv_sums", blocks * splits * part * joins),
+        ("kv_sums", blocks * splits * joins * variant.bn * (variant.head_dim + variant.head_dim_v)),
         ("turns", rows // TURN_ROWS * takes_turns),
         ("drawn", takes_turns or form[0].draws),
     ):
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
     del places["sums"]
-    units = heads * q_units
     steps = [Step(around(PREPARE, variant), units, PREPARE.threads)]
     if "sinks" in wrt:
         sums = around(SINKS, variant, smem_bytes=_WORD * SINKS.threads // 32)

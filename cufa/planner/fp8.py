@@ -6,7 +6,7 @@ from cufa.device import Device
 from cufa.features.parts import is_uneven, kind_of, part_named
 from cufa.planner.checks import check_device, check_lengths
 from cufa.planner.plan import MAX_GRID, Plan
-from cufa.planner.scheduler import uneven_sections
+from cufa.planner.scheduler import tiles_of, uneven_sections
 from cufa.problem.problem import Problem
 from cufa.specs import quantize
 from cufa.specs.fp8_variant import Fp8Variant
@@ -52,10 +52,7 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     score, dims = problem.score, SPEC.padded(device, problem.head_dim, problem.head_dim_v)
     shape = SPEC.tiles(device, dims)[computes(score)]
     variant = Fp8Variant(*(SPEC.name, problem.dtype, *dims, *shape), score=score, kv=problem.kv)
-    is_ragged = problem.kv == "Varlen"
-    q_tiles = -(-problem.seq_q // variant.bm)
-    if is_ragged:  # see kernels/kv.cuh
-        q_tiles = problem.seq_q // variant.bm + problem.sequences
+    q_tiles = tiles_of(problem, problem.seq_q, variant.bm)
     tiles = problem.batch * problem.heads_q * q_tiles
     if tiles > MAX_GRID:
         raise ValueError(
@@ -63,7 +60,7 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
             f"{tiles} tiles, more than {MAX_GRID}"
         )
     sections = 1, 0
-    if is_uneven(score) and not is_ragged:
+    if is_uneven(score) and problem.kv != "Varlen":
         sections = uneven_sections(problem, device, sum(dims), (variant.bm, 1, q_tiles), 1)
     grid = min(tiles, device.sm_count)
     reason = "the kernel of 8 bits" if kernel is None else "forced kernel"

@@ -53,6 +53,15 @@ def packable(heads_q: int, heads_kv: int, kernel: Spec) -> int:
     return group if 64 % group == 0 else 1  # a power of two, for TMA's boxes
 
 
+def tiles_of(problem: Problem, rows: int, size: int) -> int:
+    """Return how many tiles hold the rows, or keys, of a head.
+
+    Each of several sequences that follow each other may begin in a tile's midst: see
+    ``kernels/kv.cuh``.
+    """
+    return rows // size + problem.sequences if problem.kv == "Varlen" else -(-rows // size)
+
+
 def order(problem: Problem, variant: Variant, device: Device) -> Order:
     """Return the order of a problem's tiles.
 
@@ -64,19 +73,16 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     """
     kernel = KERNELS[variant.kernel]
     heads_q, heads_kv = problem.heads_q, problem.heads_kv
-    seq_q = problem.alike.seq_q
     # Each head has tiles of keys of its own where a map says which are visited.
-    packs = seq_q < variant.bm and problem.of(Blocks) is None
+    packs = problem.alike.seq_q < variant.bm and problem.of(Blocks) is None
     pack = packable(heads_q, heads_kv, kernel) if packs else 1
     heads = problem.batch * heads_q // pack
-    if problem.kv == "Varlen":  # see kernels/kv.cuh
-        q_tiles = problem.seq_q * pack // variant.bm + problem.sequences
-        return Order(pack, q_tiles, heads * q_tiles, 1, 0)
-    q_tiles = -(-seq_q * pack // variant.bm)
+    q_tiles = tiles_of(problem, problem.seq_q * pack, variant.bm)
     if kernel.takes_heads:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
-    if not is_uneven(variant.score):  # tiles are of one length: those of a head follow each other
+    # Where tiles are of one length, those of a head follow each other.
+    if problem.kv == "Varlen" or not is_uneven(variant.score):
         return Order(pack, q_tiles, tiles, 1, 0)
     row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     persistent = variant.blocks_per_sm if kernel.persistent else 0

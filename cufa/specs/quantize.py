@@ -62,16 +62,9 @@ def shape(columns: int) -> Shape:
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
-    """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`."""
-    smem = smem_bytes(dtype, columns, hadamard, transposed)
-    arguments = columns, hadamard, transposed, how, *shape(columns)
-    return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)
+    """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`.
 
-
-def smem_bytes(dtype: str, columns: int, hadamard: bool, transposed: bool) -> int:
-    """Return the shared memory of a block.
-
-    It holds where the tiles of some turns are; the largest numbers of warps, for two tiles; the
+    Shared memory holds where the tiles of some turns are; the largest numbers of warps, for two tiles; the
     signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
     """
     its = shape(columns)
@@ -80,4 +73,6 @@ def smem_bytes(dtype: str, columns: int, hadamard: bool, transposed: bool) -> in
     largest = 2 * its.threads // _WARP * _WORD
     tile = ROWS * pitch + ROWS // _KEYS * 16
     ahead = 0 if dtype == "float32" else ROWS * columns * 2
-    return _TURNS * _PLACE + largest + hadamard * columns * 2 + transposed * tile + ahead
+    smem = _TURNS * _PLACE + largest + hadamard * columns * 2 + transposed * tile + ahead
+    arguments = columns, hadamard, transposed, how, *its
+    return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)

@@ -28,22 +28,15 @@ def extended(base: np.dtype, *members: tuple[Any, str]) -> np.dtype:
 
 def structure(fields: Sequence[tuple[str, np.dtype]], alignment: int = 8) -> np.dtype:
     """Return the layout of a struct with these bases, in order."""
-    names, formats, offsets, end = [], [], [], 0
+    offsets, end = [], 0
     for name, kind in fields:
-        names.append(name)
-        formats.append(kind)
-        offsets.append(_rounded(end, kind.alignment))
+        offsets.append(-(-end // kind.alignment) * kind.alignment)
         # Padding at the end of a derived base class in C++ is used by the next base.
         last = max(at + number.itemsize for _, at, number in numbers_of(kind))
         end = offsets[-1] + (kind.itemsize if name == "params" else last)
-    return np.dtype(
-        {
-            "names": names,
-            "formats": formats,
-            "offsets": offsets,
-            "itemsize": _rounded(end, alignment),
-        }
-    )
+    names, formats = zip(*fields, strict=True)
+    size = -(-end // alignment) * alignment
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def of_parts(score: Sequence[str]) -> Iterator[tuple[str, np.dtype]]:
@@ -61,7 +54,3 @@ def numbers_of(dtype: np.dtype, prefix: str = "", at: int = 0) -> Iterator[Numbe
             yield from numbers_of(inner, f"{prefix}{name}.", at + offset)
         else:
             yield prefix + name, at + offset, inner
-
-
-def _rounded(size: int, step: int) -> int:
-    return -(-size // step) * step
