@@ -214,9 +214,8 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         Its expected time; 0.0 if that is not known.
     """
     rows = problem.group * problem.seq_q
-    if not 0 < rows <= _MOST_ROWS or not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
-        return other
-    if other.grid == 0:
+    is_few = 0 < rows <= _MOST_ROWS and _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS
+    if not is_few or other.grid == 0:
         return other
     others = _tiled_us(problem, device, other, us)
     # Most are slower whatever the grid, which takes long to plan
@@ -227,11 +226,9 @@ def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Pl
         found = decode.plan_splits(problem.in_cache, device)
     except ValueError:  # too large, or head dims of which this GPU holds no tiles
         return other
-    if (found.variant.head_dim, found.variant.head_dim_v) not in _HEAD_DIMS:
-        return other
-    if Items.of(problem, device, found.variant.bm).expected_us(found.grid) >= others:
-        return other
-    return found._replace(reason=_REASON)
+    is_compiled = (found.variant.head_dim, found.variant.head_dim_v) in _HEAD_DIMS
+    us = Items.of(problem, device, found.variant.bm).expected_us(found.grid)
+    return found._replace(reason=_REASON) if is_compiled and us < others else other
 
 
 def _keys(problem: Problem) -> int:

@@ -136,7 +136,7 @@ def check_variant(problem: Problem, variant: Variant, device: Device, decodes: b
     decodes : bool
         Whether the call is one of `decode`.
     """
-    complaint = variant.illegal(device)
+    complaint = Variant(*variant).illegal(device)  # those of other kernels are illegal here
     if variant.kernel in KERNELS and KERNELS[variant.kernel].decodes != decodes:
         complaint = "it is not for decode" if decodes else f"{variant.kernel} is for cufa.decode"
     if complaint is None and variant.dtype != problem.dtype:

@@ -110,8 +110,8 @@ class Choice:
         costs = self._kernel.costs.get((*compiled, self._uneven), {})
         legal: dict[Variant, TileShape] = {}
         for tile in costs or self._kernel.tiles(device, compiled):
-            shape = tile._replace(ping_pong=_turns(tile, score, compiled[1]))._asdict()
-            variant = Variant(kernel, dtype, *compiled, **shape, score=score, kv=kv)
+            shape = tile._replace(ping_pong=_turns(tile, score, compiled[1]))
+            variant = Variant(*(kernel, dtype, *compiled, *shape), score=score, kv=kv)
             if variant.illegal(device) is None:
                 legal[variant] = tile
         self.variants = _with_room(self._kernel, score, _within_blocks(score, list(legal)))

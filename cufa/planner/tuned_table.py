@@ -27,16 +27,8 @@ class Entry(NamedTuple):
 
         The kernel must run there.
         """
-        spec = KERNELS[self.kernel]
-        head_dim, head_dim_v = spec.padded(device, problem.head_dim, problem.head_dim_v)
-        return Variant(
-            kernel=self.kernel,
-            dtype=problem.dtype,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            **self.shape._asdict(),
-            score=problem.score,
-        )
+        dims = KERNELS[self.kernel].padded(device, problem.head_dim, problem.head_dim_v)
+        return Variant(*(self.kernel, problem.dtype, *dims, *self.shape), score=problem.score)
 
 
 class Table(NamedTuple):

@@ -82,7 +82,9 @@ class KernelSpec:
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""
-        raise NotImplementedError
+        if self.runs_on(device):
+            return None
+        return f"{v.kernel} is for {' and '.join(self.archs)}, not for {device.arch}"
 
     def _tiles(self, device: Device) -> Tiles:
         newest = max((cc for cc in self.tile_tables if cc <= device.compute_capability), default=0)

@@ -64,8 +64,8 @@ def shape(columns: int) -> Shape:
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
     """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`.
 
-    Shared memory holds where the tiles of some turns are; the largest numbers of warps, for two tiles; the
-    signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
+    Shared memory holds where the tiles of some turns are; the largest numbers of warps, for two
+    tiles; the signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
     """
     its = shape(columns)
     group = (columns & -columns) // its.lanes

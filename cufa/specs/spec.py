@@ -113,9 +113,7 @@ class Spec(KernelSpec):
             return f"{v.kernel} needs head dims that are multiples of {self.head_dim_step}"
         if v.bm > MAX_TILE or v.bn > MAX_TILE:
             return f"bm and bn of more than {MAX_TILE} are not supported"
-        if not self.runs_on(device):
-            return f"{v.kernel} is for {' and '.join(self.archs)}, not for {device.arch}"
-        complaint = self.complaint(v, device)
+        complaint = super().illegal(v, device) or self.complaint(v, device)
         if complaint is not None:
             return complaint
         if v.threads * v.blocks_per_sm > device.threads_per_sm or v.threads > 1024:
