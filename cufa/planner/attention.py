@@ -101,7 +101,7 @@ class Planner:
         self._counts_keys = is_uneven(problem.score) or problem.hides_far_keys
         self._longest = min(MAX_LENGTH, problem.longest[0])
         self._choice: rules.Choice | None = None
-        self._rounds = False
+        self._rounded: Callable[[int, int], tuple[int, int]] | None = None
         self.fallback: Callable[[Problem], Plan] | None = None
         if problem.kv not in CACHES:
             some_keys = problem._replace(seq_kv=max(1, problem.seq_kv))
@@ -110,7 +110,7 @@ class Planner:
             if table is None and not isinstance(kernel, Variant):
                 self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
                 others = tuple(name for name in problem.score if name != "Causal")
-                self._rounds = found.rounds and not is_uneven(others)
+                self._rounded = found.rounded if found.rounds and not is_uneven(others) else None
             self._may_decode = kernel is None and _can_decode(problem)
             if self._may_decode and not batch_invariant:
                 self.fallback = lambda problem: self._tiled(problem)[0]
@@ -122,8 +122,8 @@ class Planner:
         fewest = _MOST_ROWS if p.heads_q == p.heads_kv else PACKED_ROWS
         if keys >= _MANY_KEYS or rows >= _MANY_KEYS:
             pass
-        elif self._choice is not None and self._rounds and rows > fewest:
-            rows, keys = self._choice.rounded(rows, keys)
+        elif self._rounded is not None and rows > fewest:
+            rows, keys = self._rounded(rows, keys)
         elif not self._counts_keys:
             keys = -(-keys // KEY_STEP) * KEY_STEP
         sizes = p.batch, p.heads_q, p.heads_kv, rows, keys, p.sequences, p.page_size

@@ -48,8 +48,9 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
         The kernel, or one of its name, cannot run this.
     """
     problem = problem._replace(precision="fp8")
-    _check(problem, device, kernel)
-    score, dims = problem.score, SPEC.padded(device, problem.head_dim, problem.head_dim_v)
+    score = problem.score
+    _check(problem, score, device, kernel)
+    dims = SPEC.padded(device, problem.head_dim, problem.head_dim_v)
     shape = SPEC.tiles(device, dims)[computes(score)]
     variant = Fp8Variant(*(SPEC.name, problem.dtype, *dims, *shape), score=score, kv=problem.kv)
     q_tiles = tiles_of(problem, problem.seq_q, variant.bm)
@@ -78,7 +79,7 @@ def kernels(problem: Problem, device: Device) -> tuple[Variant | Instance, ...]:
     )
 
 
-def _check(problem: Problem, device: Device, kernel: object) -> None:
+def _check(problem: Problem, score: tuple[str, ...], device: Device, kernel: object) -> None:
     check_device(device)
     name, others = SPEC.name, "without precision, arrays of 16 bits"
     if not (kernel is None or isinstance(kernel, str)):
@@ -94,7 +95,7 @@ def _check(problem: Problem, device: Device, kernel: object) -> None:
         raise ValueError(
             f"out_dtype: {name} writes {' or '.join(SPEC.dtypes)}, not {problem.dtype}"
         )
-    for part in problem.score:
+    for part in score:
         if kind_of(part) not in SCORES:
             argument = part_named(part).argument
             raise ValueError(f"{argument}: {name} has no such scores; {others} take it")

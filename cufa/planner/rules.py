@@ -135,11 +135,11 @@ class Choice:
 
         For a problem with sequences of unequal lengths, give the one that is alike.
         """
-        heads, heads_kv, packable, rows, keys, seen = self._sizes(problem)
         if not self._priced:
-            long, *short = self.variants
-            few = heads * -(-rows // long.bm) < self._sm_count
+            (long, *short), rows = self.variants, problem.seq_q
+            few = problem.batch * problem.heads_q * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
+        heads, heads_kv, packable, rows, keys, seen = self._sizes(problem)
         if packable == 1 or rows > PACKED_ROWS:
             rows, keys = self.rounded(rows, keys)
         elif not self._hides_rows or rows <= keys:

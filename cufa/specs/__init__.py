@@ -1,8 +1,8 @@
-"""One spec a kernel, with the stem of its ``.cu``.
+"""One spec for each kernel.
 
 Nothing else knows a kernel of `attention` or `decode` by its name.
 
-A new kernel is a file of ``cufa/kernels`` and a file here, named below.
+A new kernel is a file of ``cufa/kernels`` and a spec here, named below.
 """
 
 from __future__ import annotations

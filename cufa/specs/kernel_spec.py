@@ -32,7 +32,7 @@ class KernelSpec:
     Attributes
     ----------
     name : str
-        Name of the ``__global__`` function, of its file, and of its spec's file.
+        Name of the ``__global__`` function, and of its file.
     dtypes : tuple of str
         The element types that it takes.
     shared_memory : callable
