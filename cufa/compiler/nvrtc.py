@@ -151,10 +151,9 @@ def compile_variant(variant: Variant | Instance, arch: str) -> Compiled:
     """
     nvrtc = _nvrtc()
 
-    options = (*common_options(), f"-arch={arch}", *CUPYS_OPTIONS)
-    if version() >= _CACHES:
-        options = (*options, "--no-cache")  # a kernel from the driver's cache has no log
-    options = (*options, "--ptxas-options=-v")
+    # A kernel from the driver's cache has no log.
+    uncached = ("--no-cache",) if version() >= _CACHES else ()
+    options = (*common_options(), f"-arch={arch}", *CUPYS_OPTIONS, *uncached, "--ptxas-options=-v")
     with _compiled(variant, options) as program:
         cubin, log = elf.whole(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
 

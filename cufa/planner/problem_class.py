@@ -81,15 +81,12 @@ def gradient_class(problem: Problem, device: Device, head_dims: tuple[int, int])
 def _class_of(
     problem: Problem, device: Device, head_dims: tuple[int, int], tiles: int
 ) -> ProblemClass:
-    if 2 * tiles <= device.sm_count:
-        waves = 0
-    else:
-        waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
+    waves = next((n for n in (1, 2, 4) if tiles <= n * device.sm_count), 8)
     return ProblemClass(
         DTYPES[problem.dtype].bytes,
         *head_dims,
         problem.score,
         _seq_class(problem.seq_q),
         _seq_class(min(problem.seq_kv, problem.most_seen or problem.seq_kv)),
-        waves,
+        0 if 2 * tiles <= device.sm_count else waves,
     )

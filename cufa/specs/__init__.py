@@ -14,8 +14,7 @@ from cufa.specs import (
     append,
     block_mask,
     bwd_around,
-    bwd_fp32,
-    bwd_mma,
+    bwd_block,
     bwd_wgmma,
     bwd_wide_wgmma,
     clear_rows,
@@ -65,8 +64,8 @@ AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
 BACKWARD_FORMS: tuple[tuple[BackwardSpec, ...], ...] = (
     (bwd_wgmma.SPEC,),
     (bwd_wide_wgmma.DQ, bwd_wide_wgmma.DKV),
-    (bwd_mma.SPEC,),
-    (bwd_fp32.SPEC,),
+    (bwd_block.MMA,),
+    (bwd_block.FP32,),
 )
 """The kernels that compute gradients of attention together, in the order of preference."""
 

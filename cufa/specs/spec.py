@@ -86,8 +86,7 @@ class Spec(KernelSpec):
 
     def parameter(self, v: TemplateArguments) -> np.dtype:
         """Return the layout of what a launch passes to an instantiation by value."""
-        maps = MAPS if self.tma else None
-        return whole(self.params, v.score, v.kv, maps)
+        return whole(self.params, v.score, v.kv, MAPS if self.tma else None)
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""

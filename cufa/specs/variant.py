@@ -128,16 +128,14 @@ class Variant(TemplateArguments):
             raise ValueError(f"{text!r}: {name} takes the arguments {takes}")
         by_name: dict[str, Any] = dict(zip(fields, values, strict=True))
         variant = cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
-        if schedule is None:
-            return variant
         known = " or ".join(KERNELS[name].schedules)
+        if schedule in (None, variant.named_schedule):
+            return variant
         if not known:
             raise ValueError(f"{text!r}: {name} has no schedules: leave {schedule!r} out")
         if schedule not in KERNELS[name].schedules:
             raise ValueError(f"{text!r}: the schedule of {name} must be {known}, not {schedule!r}")
-        return (
-            variant if schedule == variant.named_schedule else variant._replace(schedule=schedule)
-        )
+        return variant._replace(schedule=schedule)
 
     @property
     def spec(self) -> KernelSpec:
