@@ -22,18 +22,20 @@ struct Shape {
     static constexpr int THREADS = ROWS * LANES, WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
     static constexpr int TOGETHER = COLUMNS & -COLUMNS, GROUP = TOGETHER / LANES;
     static constexpr int UNIT = GROUP / LANES, UNITS = COLUMNS / GROUP;
+    // Bytes that a lane stores at once: so the lanes of a row store SPAN, a sector of L2 or more.
+    static constexpr int STORED = GROUP < 32 ? GROUP : UNIT, SPAN = LANES * STORED;
     // Bytes of a row to be transposed: lanes write to their own banks, but with 256 columns, since
     // other GPUs have less shared memory.
     static constexpr int PITCH =
-        COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + GROUP - 1) / (2 * GROUP) * 2 * GROUP + GROUP;
+        COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + SPAN - 1) / (2 * SPAN) * 2 * SPAN + SPAN;
     static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
     // A warp copies pieces of several rows at once, COPIES times.
     static constexpr int COPY_ROWS = 8, COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
     static constexpr int COPIES = COLUMNS * WARP_ROWS / (COPY_COLUMNS * COPY_ROWS);
 
-    // The first column of a unit, after the transform and before it.
+    // The first column of a unit, as it is stored and before the transform.
     __device__ static constexpr int column(int unit, int lane) {
-        return unit * GROUP + lane * UNIT;
+        return unit * UNIT / STORED * SPAN + lane * STORED + unit * UNIT % STORED;
     }
     __device__ static constexpr int column_before(int unit, int lane) {
         return unit / LANES * TOGETHER + lane * GROUP + (unit % LANES ^ lane) * UNIT;
@@ -108,12 +110,13 @@ __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
-// A unit in e4m3.
-__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[2]) {
-    *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
-}
-__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[4]) {
-    *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
+// Columns in e4m3 that follow each other.
+template <int BYTES>
+__device__ void store_bytes(unsigned char* to, const uint32_t* y) {
+    if constexpr (BYTES == 8)
+        *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
+    else
+        *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
 }
 
 // Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
@@ -227,7 +230,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
                 reinterpret_cast<const uint4*>(flips)[((unit * LANES + lane) * UNIT + e) / PIECE];
         if constexpr (AHEAD) {
             // The lowest units and columns change the same bits of a place in all threads.
-            constexpr int FIRST = HADAMARD ? LANES : 1;
+            constexpr int FIRST = HADAMARD ? LANES : S::STORED / UNIT;
             const int change = S::place(0, unit % FIRST * UNIT + e);
             const int behind = S::place(0, unit / FIRST * FIRST * S::GROUP);
             unpack(x, reinterpret_cast<const T*>(ahead + (read ^ change) + behind), its_flips);
@@ -295,12 +298,17 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
                                            : x[u][4 * i + e] * factor;
                     y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
                 }
-            if constexpr (HADAMARD) put_in_order<LANES>(y, lane);
-            unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
-                                           : p.values + place.to + (row * COLUMNS + lane * UNIT);
+            if constexpr (HADAMARD) {
+                if constexpr (UNIT < S::STORED) exchange<LANES>(y);  // back
+                put_in_order<LANES>(y, lane);
+            }
+            unsigned char* to = TRANSPOSED
+                                    ? bytes + row_place<COLUMNS, LANES>(row) + S::column(0, lane)
+                                    : p.values + place.to + (row * COLUMNS + S::column(0, lane));
             if (TRANSPOSED || row < place.stored)
 #pragma unroll
-                for (int u = 0; u < UNITS; ++u) store_unit(to + u * S::GROUP, y[u]);
+                for (int u = 0; u < UNITS; u += S::STORED / UNIT)
+                    store_bytes<S::STORED>(to + S::column(u, 0), y[u]);
             if constexpr (TRANSPOSED) {
                 __syncthreads();
                 write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);

@@ -90,8 +90,8 @@ def smem_bytes(dtype: str, columns: int, hadamard: bool, transposed: bool) -> in
     signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
     """
     its = shape(columns)
-    group = (columns & -columns) // its.lanes
-    pitch = columns + 16 if columns == 256 else -(-columns // (2 * group)) * 2 * group + group
+    span = max((columns & -columns) // its.lanes, 32)
+    pitch = columns + 16 if columns == 256 else (columns + span - 1) // (2 * span) * 2 * span + span
     largest = 2 * its.threads // _WARP * _WORD
     tile = ROWS * pitch + ROWS // _KEYS * 16
     ahead = 0 if dtype == "float32" else ROWS * columns * 2
