@@ -24,11 +24,7 @@ struct Shape {
     static constexpr int UNIT = GROUP / LANES, UNITS = COLUMNS / GROUP;
     // Bytes that a lane stores at once: so the lanes of a row store SPAN, a sector of L2 or more.
     static constexpr int STORED = GROUP < 32 ? GROUP : UNIT, SPAN = LANES * STORED;
-    // Bytes of a row to be transposed: lanes write to their own banks, but with 256 columns, since
-    // other GPUs have less shared memory.
-    static constexpr int PITCH =
-        COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + SPAN - 1) / (2 * SPAN) * 2 * SPAN + SPAN;
-    static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
+    static constexpr int BYTES = ROWS * COLUMNS + ROWS / KEYS * 16;  // of a tile to be transposed
     // A warp copies pieces of several rows at once, COPIES times.
     static constexpr int COPY_ROWS = 8, COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
     static constexpr int COPIES = COLUMNS * WARP_ROWS / (COPY_COLUMNS * COPY_ROWS);
@@ -39,6 +35,13 @@ struct Shape {
     }
     __device__ static constexpr int column_before(int unit, int lane) {
         return unit / LANES * TOGETHER + lane * GROUP + (unit % LANES ^ lane) * UNIT;
+    }
+    // Where a tile to be transposed has a row, and where the row has a column. Lanes read from
+    // their own banks, of rows that are KEYS apart, and write to them: spans change places.
+    __device__ static constexpr int row_place(int row) { return row * COLUMNS + row / KEYS * 16; }
+    __device__ static constexpr int column_place(int row, int column) {
+        constexpr int APART = TOGETHER < 128 ? 128 / TOGETHER : 1;  // rows of the same banks
+        return column ^ row / APART % (128 / SPAN / APART) * SPAN;
     }
     // Where a warp has a column of 16 bits in shared memory, one copy behind the other. Pieces
     // change places so that lanes read from their own banks.
@@ -119,31 +122,27 @@ __device__ void store_bytes(unsigned char* to, const uint32_t* y) {
         *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
 }
 
-// Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
-// are in banks of their own.
-template <int COLUMNS, int LANES>
-__device__ int row_place(int row) {
-    return row * Shape<COLUMNS, LANES>::PITCH + row / KEYS * 16;
-}
-
 // Writes a tile as (COLUMNS, ROWS), where keys have the order 0 1 8 9 2 3 10 11 ... of 16, as wgmma
 // of 8 bits takes weights from the registers in which wgmma leaves scores.
 template <int COLUMNS, int LANES>
 __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
+    using S = Shape<COLUMNS, LANES>;
     constexpr int GROUPS = ROWS / KEYS, QUAD = 4;  // columns of a thread
 // A thread seldom has two.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += Shape<COLUMNS, LANES>::THREADS) {
+    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += S::THREADS) {
         const int group = i % GROUPS, column = i / GROUPS * QUAD;
-        const unsigned char* from = tile + row_place<COLUMNS, LANES>(group * KEYS) + column;
+        const unsigned char* from = tile + S::row_place(group * KEYS);
         uint32_t y[QUAD][KEYS / 4];
 #pragma unroll
         for (int j = 0; j < KEYS / 4; ++j) {
             uint32_t x[4];  // of four keys
 #pragma unroll
-            for (int n = 0; n < 4; ++n)
-                x[n] = *reinterpret_cast<const uint32_t*>(from + (2 * j + n % 2 + n / 2 * 8) *
-                                                                     Shape<COLUMNS, LANES>::PITCH);
+            for (int n = 0; n < 4; ++n) {
+                const int key = 2 * j + n % 2 + n / 2 * 8;
+                x[n] = *reinterpret_cast<const uint32_t*>(from + key * COLUMNS +
+                                                          S::column_place(key, column));
+            }
             const uint32_t low01 = permuted(x[0], x[1], 0x5140),
                            low23 = permuted(x[2], x[3], 0x5140);
             const uint32_t up01 = permuted(x[0], x[1], 0x7362), up23 = permuted(x[2], x[3], 0x7362);
@@ -303,12 +302,15 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
                 put_in_order<LANES>(y, lane);
             }
             unsigned char* to = TRANSPOSED
-                                    ? bytes + row_place<COLUMNS, LANES>(row) + S::column(0, lane)
+                                    ? bytes + S::row_place(row) + S::column(0, lane)
                                     : p.values + place.to + (row * COLUMNS + S::column(0, lane));
             if (TRANSPOSED || row < place.stored)
 #pragma unroll
-                for (int u = 0; u < UNITS; u += S::STORED / UNIT)
-                    store_bytes<S::STORED>(to + S::column(u, 0), y[u]);
+                for (int u = 0; u < UNITS; u += S::STORED / UNIT) {
+                    const int span = S::column(u, 0);
+                    store_bytes<S::STORED>(to + (TRANSPOSED ? S::column_place(row, span) : span),
+                                           y[u]);
+                }
             if constexpr (TRANSPOSED) {
                 __syncthreads();
                 write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);

@@ -90,9 +90,7 @@ def smem_bytes(dtype: str, columns: int, hadamard: bool, transposed: bool) -> in
     signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
     """
     its = shape(columns)
-    span = max((columns & -columns) // its.lanes, 32)
-    pitch = columns + 16 if columns == 256 else (columns + span - 1) // (2 * span) * 2 * span + span
     largest = 2 * its.threads // _WARP * _WORD
-    tile = ROWS * pitch + ROWS // _KEYS * 16
+    tile = ROWS * columns + ROWS // _KEYS * 16
     ahead = 0 if dtype == "float32" else ROWS * columns * 2
     return _TURNS * _PLACE + largest + hadamard * columns * 2 + transposed * tile + ahead
