@@ -65,14 +65,13 @@ def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: in
     """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`.
 
     Shared memory holds where the tiles of some turns are; the largest numbers of warps, for two
-    tiles; the signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
+    tiles; the signs of a row; a tile to be transposed; and a tile that is read ahead, or half of
+    one.
     """
-    its = shape(columns)
-    group = (columns & -columns) // its.lanes
-    pitch = columns + 16 if columns == 256 else -(-columns // (2 * group)) * 2 * group + group
+    its, row = shape(columns), columns * (4 if dtype == "float32" else 2)
     largest = 2 * its.threads // _WARP * _WORD
-    tile = ROWS * pitch + ROWS // _KEYS * 16
-    ahead = 0 if dtype == "float32" else ROWS * columns * 2
-    smem = _TURNS * _PLACE + largest + hadamard * columns * 2 + transposed * tile + ahead
+    tile = ROWS * columns + ROWS // _KEYS * 16
+    ahead = ROWS * row // (2 if row > 512 else 1)
+    smem = _TURNS * _PLACE + largest + hadamard * row + transposed * tile + ahead
     arguments = columns, hadamard, transposed, how, *its
     return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)
