@@ -112,8 +112,7 @@ def _variant(
     spec: BackwardSpec, problem: Problem, device: Device, is_large: bool
 ) -> BackwardVariant:
     dims = spec.padded(device, problem.head_dim, problem.head_dim_v)
-    is_large = is_large or spec.is_large(problem.score)
-    shape = spec.tiles(device, dims)[-1 if is_large else 0]
+    shape = spec.tiles(device, dims)[-1 if is_large or spec.is_large(problem.score) else 0]
     return BackwardVariant(
         *(spec.name, problem.dtype, *dims, *shape), score=problem.score, kv=problem.kv
     )
@@ -218,7 +217,8 @@ def backward_plan(
     section_heads = 1
     if blocks and not takes_turns:
         section_heads = key_sections(problem, device, variant.bn, variant.blocks_per_sm)
-    words, places = 0, dict[str, Any]()
+    words = 0
+    places: dict[str, Any] = {}
     for name, size in (
         ("row_lse", rows),
         ("row_delta", rows),

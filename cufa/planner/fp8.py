@@ -19,7 +19,7 @@ _MAX_LENGTH = 2**29
 
 
 class Fp8Plan(Plan):
-    """How a call runs."""
+    """How a call in 8 bits runs."""
 
     __slots__ = ()
 

@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.features.parts import kind_of, part_named
-from cufa.planner import rules, scheduler
-from cufa.planner.checks import (
-    check_device,
-    check_kv,
-    check_lengths,
-    check_variant,
-    kernel_named,
-)
+from cufa.planner import checks, rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
@@ -99,8 +92,8 @@ def plan_tiles(
     ValueError
         `kernel` is unknown, or cannot run this problem on this device.
     """
-    check_device(device)
-    check_lengths(problem, "the kernels'", MAX_LENGTH)
+    checks.check_device(device)
+    checks.check_lengths(problem, "the kernels'", MAX_LENGTH)
     variant, reason = _chosen(problem, device, kernel, table)
     return planned(problem, variant, device, reason)
 
@@ -110,8 +103,8 @@ def _chosen(
 ) -> tuple[Variant, str]:
     """Return the variant, and where it comes from; arguments and errors as in `plan_tiles`."""
     if isinstance(kernel, Variant):
-        check_variant(problem, kernel, device, decodes=False)
-        check_kv(kernel, problem.kv)
+        checks.check_variant(problem, kernel, device, decodes=False)
+        checks.check_kv(kernel, problem.kv)
         return kernel, "forced variant"
     if kernel is None:
         chosen = default_kernel(problem.dtype, device, problem.seq_kv > 0)
@@ -126,7 +119,7 @@ def _chosen(
 
 
 def _checked_kernel(problem: Problem, name: object, device: Device) -> Spec:
-    kernel = kernel_named(name, problem.dtype, decodes=False)
+    kernel = checks.kernel_named(name, problem.dtype, decodes=False)
     if not kernel.runs_on(device):
         archs = " and ".join(kernel.archs)
         raise ValueError(f"kernel: {name} is for {archs}, {device.name} is {device.arch}")

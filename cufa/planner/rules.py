@@ -136,7 +136,8 @@ class Choice:
         For a problem with sequences of unequal lengths, give the one that is alike.
         """
         if not self._priced:
-            (long, *short), rows = self.variants, problem.seq_q
+            long, *short = self.variants
+            rows = problem.seq_q
             few = problem.batch * problem.heads_q * -(-rows // long.bm) < self._sm_count
             return next((each for each in short if few or rows <= each.bm), long), 0.0
         heads, heads_kv, packable, rows, keys, seen = self._sizes(problem)

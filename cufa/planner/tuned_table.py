@@ -66,10 +66,8 @@ _SCORE = tuple[str, ...]
 
 def _checked(data: dict[str, Any], name: str, kind: Any) -> Any:
     value = data.get(name)
-    if kind == _SCORE:
-        kind = tuple
-        if isinstance(value, list) and all(each in list(PARTS) for each in value):
-            value = tuple(value)
+    if isinstance(value, list) and kind == _SCORE and all(each in list(PARTS) for each in value):
+        return tuple(value)
     if type(value) is not kind:  # a bool is no number here
         raise ValueError(f"{name} is {value!r}")
     return value
