@@ -17,10 +17,8 @@ from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
 from cufa.explorer import build, gradients, stage, tune
-from cufa.explorer import subject as module
 from cufa.explorer.build import Built
 from cufa.explorer.gradients import GradientsOf
-from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Duel
 from cufa.explorer.run import Progress
 from cufa.explorer.score_inputs import ScoreInputs
@@ -99,16 +97,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
                 return f"error {world.errors[variant]}"
             return f"right {world.us.get(variant, 500.0) / 1e3}"
 
-    class Gradients(Stage):
-        """A stage whose results stand for those of gradients."""
-
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.arrays = self.operands[:3]
-
-    def oracle_of(xp: Any, problem: Problem, arrays: Any, inputs: ScoreInputs) -> Oracle:
-        q, k, v = arrays
-        return Oracle(xp, TINY, q, k, v, inputs)
+    def of_gradients(problem: Problem, device: Device) -> Stage:
+        return Stage(problem, None, device, None)
 
     def duel_of(subject: Subject, first: Contestant, second: Contestant) -> Duel:
         ratio = world.ratios.get((subject.problem, second[0]), 1.0)
@@ -126,9 +116,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
     monkeypatch.setattr(stage, "Stage", Stage)
-    monkeypatch.setattr(module, "Oracle", lambda xp, problem, *qkv: Oracle(xp, TINY, *qkv))
-    monkeypatch.setattr(gradients, "GradientStage", Gradients)
-    monkeypatch.setattr(gradients, "GradientOracle", oracle_of)
+    monkeypatch.setattr(gradients, "GradientStage", of_gradients)
     monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "free_memory", lambda: None)
     monkeypatch.setattr(build, "compile_all", compile_all)

@@ -17,12 +17,12 @@ from cufa.explorer import build
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.knockout import knock_out
-from cufa.explorer.oracle import same_bits
+from cufa.explorer.oracle import Verdict, same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.stage import Stage
-from cufa.explorer.subject import Judge, Subject
+from cufa.explorer.subject import Subject
 from cufa.explorer.work import shortest_s
 from cufa.specs.variant import Variant
 
@@ -108,18 +108,17 @@ class Run:
         """
         if self._cubins:
             stage = self.subject.stage(operands, inputs)
-            self._race(stage, self._check(stage))
+            self._race(stage, self._check(stage, stage.judge()))
 
-    def _check(self, stage: Stage) -> dict[Variant, Call]:
+    def _check(self, stage: Stage, judge: Callable[..., Verdict]) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = self.subject.judge(stage)
         calls = {}
         for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
             row, call = self.rows[variant], None
             if self.lost is not None:
                 row = row._replace(error=f"not measured: {self.lost}")
             else:
-                row, call = _checked(stage, oracle, row, cubin)
+                row, call = _checked(stage, judge, row, cubin)
                 self._mind(stage, row)
             if call is not None:
                 calls[variant] = call
@@ -161,13 +160,13 @@ class Run:
     def _timed(self, variant: Variant, time: Time) -> Row:
         """Return a row with what follows from its time."""
         seconds = time.ms / 1e3
-        work = self.subject.flops(), self.subject.nbytes()
-        shortest = shortest_s(*work, self.ceilings or {})
+        operations, moved = self.subject.work()
+        shortest = shortest_s(operations, moved, self.ceilings or {})
         return self.rows[variant]._replace(
             median_us=1e3 * time.ms,
             spread=time.spread,
-            tflops=self.subject.flops() / seconds / 1e12,
-            gbs=self.subject.nbytes() / seconds / 1e9,
+            tflops=operations / seconds / 1e12,
+            gbs=moved / seconds / 1e9,
             ceiling_fraction=None if shortest is None else shortest / seconds,
         )
 
@@ -192,12 +191,14 @@ class Run:
         )
 
 
-def _checked(stage: Stage, oracle: Judge, row: Row, cubin: bytes) -> tuple[Row, Call | None]:
+def _checked(
+    stage: Stage, judge: Callable[..., Verdict], row: Row, cubin: bytes
+) -> tuple[Row, Call | None]:
     """Run a variant twice; return its row with what came out, and its call if that is right."""
     try:
         call = stage.ready(row.variant, cubin)
         stage.run(call)
-        error, complaint = oracle.judge(*stage.results)
+        error, complaint = judge(*stage.results)
         if complaint is None:
             first = [each.copy() for each in stage.repeated]
             stage.run(call)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
@@ -96,18 +97,26 @@ def _given(kernels: Iterable[str] | None, space: Sequence[Variant]) -> list[Vari
     return list(dict.fromkeys(given))
 
 
-def checked_space(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+def checked_space(
+    space: Mapping[str, Iterable[int]], names: Sequence[str] = _FIELDS, of_what: str = ""
+) -> dict[str, tuple[int, ...]]:
     """Return values of template arguments; TypeError or ValueError where they are none."""
     checked: dict[str, tuple[int, ...]] = {}
     for name, values in space.items():
-        if name not in _FIELDS:
-            raise ValueError(f"space: {name!r} is none of {', '.join(_FIELDS)}")
+        if name not in names:
+            raise ValueError(f"space: {name!r} is none of {', '.join(names)}{of_what}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"space: {name} must have a sequence of integers, not {values!r}")
         numbers = checked[name] = tuple(values)
         if not all(type(n) is int or (name == "ping_pong" and type(n) is bool) for n in numbers):
             raise TypeError(f"space: {name} must have integers, not {numbers!r}")
     return checked
+
+
+def combinations(values: Mapping[str, Iterable[int]]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value for each template argument."""
+    for numbers in itertools.product(*values.values()):
+        yield dict(zip(values, numbers, strict=True))
 
 
 def _of_kernel(
@@ -126,8 +135,7 @@ def _of_kernel(
         "head_dim_v": given.get("head_dim_v", (planned.head_dim_v,)),
         **{name: given.get(name, getattr(default, name)) for name in _TILE},
     }
-    for numbers in itertools.product(*axes.values()):
-        arguments = dict(zip(axes, numbers, strict=True))
+    for arguments in combinations(axes):
         arguments["ping_pong"] = bool(arguments["ping_pong"])
         variant = planned._replace(**arguments, blocks_per_sm=1)
         if "blocks_per_sm" in given:

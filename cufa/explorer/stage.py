@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.clock import REST_S, Call, CudaClock
+from cufa.explorer.oracle import Oracle, Verdict
 from cufa.explorer.score_inputs import ScoreInputs, drawn
 from cufa.explorer.work import memory_bound
 from cufa.features.random_arrays import normal
@@ -41,6 +43,7 @@ class Stage:
     ----------
     xp : module
         ``cupy``.
+    problem : Problem
     errors : tuple of type
         Exceptions of the GPU and its driver.
     operands : Operands
@@ -61,6 +64,7 @@ class Stage:
         import cupy
 
         self.xp: Any = cupy
+        self.problem = problem
         cuda = cupy.cuda
         self.errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, MemoryError
         self._device = device
@@ -85,6 +89,10 @@ class Stage:
         q = as_readable(q, tma=True)
         k, v = (as_readable(x, tma=True, repeats=True) for x in (k, v))
         self._taken = q, k, v, self.operands.out
+
+    def judge(self) -> Callable[..., Verdict]:
+        """Return what judges results."""
+        return Oracle(self.xp, self.problem, *self.operands[:3], self.inputs).judge
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Load a variant; the call queues one launch of it, which writes the result.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
 
 from cufa.arrays import Operands
 from cufa.device import Device
 from cufa.explorer import stage as stages
-from cufa.explorer.oracle import Oracle, Verdict
 from cufa.explorer.race import Duel, duel
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.space import Space, variants
@@ -21,13 +19,6 @@ from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
-
-
-class Judge(Protocol):
-    """Judges the results of a stage."""
-
-    def judge(self, *results: Any) -> Verdict:
-        """Compare results with what is right."""
 
 
 class Subject:
@@ -84,26 +75,20 @@ class Subject:
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return entry.variant(self.problem, self.device)
 
-    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> stages.Stage:
+    def stage(
+        self, operands: Operands | None = None, inputs: ScoreInputs | None = None
+    ) -> stages.Stage:
         """Return the problem on the current GPU, with arrays as in `Run.measure`."""
         return stages.Stage(self.problem, operands, self.device, inputs)
 
-    def judge(self, stage: stages.Stage) -> Judge:
-        """Return the judge of results of a stage."""
-        return Oracle(stage.xp, self.problem, *stage.operands[:3], stage.inputs)
-
-    def flops(self) -> float:
-        """Return the operations of a call."""
-        return flops(self.problem)
-
-    def nbytes(self) -> int:
-        """Return the bytes that a call moves at least."""
-        return nbytes(self.problem)
+    def work(self) -> tuple[float, int]:
+        """Return the operations of a call, and the bytes that it moves at least."""
+        return flops(self.problem), nbytes(self.problem)
 
 
 def duel_of(subject: Subject, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
     """Time two variants, and their cubins, against each other on a warm card."""
-    stage = subject.stage(None, None)
+    stage = subject.stage()
     calls = stage.ready(*first), stage.ready(*second)
     for call in calls:
         stage.run(call)
