@@ -22,11 +22,10 @@ from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
-from cufa.explorer.score_inputs import ScoreInputs
+from cufa.explorer.score_inputs import ScoreInputs, undrawn
 from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
 from cufa.features.expression.tracing import trace
-from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import arrays_of
 from cufa.problem.problem import Problem, checked
 
@@ -160,14 +159,9 @@ def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:
     """Return a problem that can be explored as it is."""
     if options:
         raise TypeError(f"{next(iter(options))} must not be given with a Problem, which says all")
-    dense = checked(problem)
-    kinds = {feature.ARGUMENT for feature in dense.features}
-    missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
-    if problem.kv != "Dense":
-        missing.append("lengths")
-    if missing:
+    if missing := undrawn(problem):
         raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
-    return dense
+    return checked(problem)
 
 
 def _of_arrays(

@@ -18,12 +18,9 @@ from cufa.features.dropout import Dropout, kept
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.feature import Places
 from cufa.features.parts import ARRAYS, part_named
-from cufa.features.user_functions import Blocks
+from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import Extras, all_axes
 from cufa.problem.problem import Problem
-
-DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
-"""The arguments that are arrays; `drawn` makes random ones."""
 
 
 class ScoreInputs(NamedTuple):
@@ -77,6 +74,13 @@ class ScoreInputs(NamedTuple):
         if problem.of(Blocks) is not None:
             arrays["block_mask"] = self.block_mask
         return Extras(tuple(map(arrays.get, ARRAYS)), mods=self.traced.arrays, seed=self.seed)
+
+
+def undrawn(problem: Problem) -> list[str]:
+    """Return the arguments of a problem for which `drawn` has nothing random."""
+    kinds = {feature.ARGUMENT for feature in problem.features}
+    own = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
+    return own if problem.kv == "Dense" else [*own, "lengths"]
 
 
 def drawn(problem: Problem, xp: Any) -> ScoreInputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,11 @@ from cufa.device import Device
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
-from cufa.explorer.score_inputs import DRAWN
+from cufa.explorer.score_inputs import undrawn
 from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.stage import free_memory
 from cufa.explorer.subject import Subject, duel_of
 from cufa.explorer.table import aligned, problem_text, tile_text
-from cufa.features.feature import Reading
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
@@ -190,35 +190,32 @@ def tune(
     check_options(jobs, progress)
     subject_of = GradientsOf if check_flag("backward", backward) else Subject
     distinct = list(dict.fromkeys(map(_known, problems)))
-    device = devices.current()
-    classes: dict[ProblemClass, dict[Problem, Variant]] = {}
+    tuning = Tuning(devices.current())
+    classes: dict[ProblemClass, list[Subject]] = {}
     for problem in distinct:
-        subject = subject_of(problem, device)
-        classes.setdefault(subject.key(), {})[problem] = subject.usual()
-    tuner = _Tuner(Tuning(device), subject_of, names, space, jobs, progress)
-    begun = 0
+        subject = subject_of(problem, tuning.device)
+        classes.setdefault(subject.key(), []).append(subject)
+    tuner = _Tuner(tuning, names, space, jobs, progress)
+    begun = itertools.count()
     try:
-        for key, planned in classes.items():
+        for key, subjects in classes.items():
             times = {}
-            for problem, variant in planned.items():
+            for subject in subjects:
                 if on_problem is not None:
-                    on_problem(begun, len(distinct), problem)
-                begun += 1
-                if us := tuner.explore(problem, variant):
-                    times[problem] = us
-            tuner.tuning.rows += tuner.decide(key, planned, times)
+                    on_problem(next(begun), len(distinct), subject.problem)
+                if us := tuner.explore(subject):
+                    times[subject] = us
+            tuning.rows += tuner.decide(key, times)
     except KeyboardInterrupt:
-        raise Interrupted(tuner.tuning) from None
-    return tuner.tuning
+        raise Interrupted(tuning) from None
+    return tuning
 
 
 def _known(problem: Problem) -> Problem:
     """Return a problem if a table can hold its like: with no part of the caller's own."""
-    for feature in problem.features:
-        if isinstance(feature, Reading) and feature.ARGUMENT not in DRAWN:
-            raise ValueError(f"problems: {feature.ARGUMENT} cannot be tuned")
-    if problem.kv != "Dense":
-        raise ValueError("problems: sequences of unequal lengths cannot be tuned")
+    for name in undrawn(problem):
+        what = "sequences of unequal lengths" if name == "lengths" else name
+        raise ValueError(f"problems: {what} cannot be tuned")
     return checked(problem)
 
 
@@ -227,7 +224,6 @@ class _Tuner:
     """Explores problem after problem, and keeps what was compiled for the ones to come."""
 
     tuning: Tuning
-    subject_of: type[Subject]
     kernels: list[str] | None
     space: Space | None
     jobs: int | None
@@ -235,9 +231,9 @@ class _Tuner:
     compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
     lost: str | None = None
 
-    def explore(self, problem: Problem, planned: Variant) -> dict[Entry, float]:
-        """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
-        subject = self.subject_of(problem, self.tuning.device)
+    def explore(self, subject: Subject) -> dict[Entry, float]:
+        """Return the microseconds of what a table can hold, or nothing if the plan failed."""
+        planned = subject.usual()
         chosen = [planned, *subject.variants(self.kernels, self.space)]
         run = Run(subject, self.jobs, self.progress, self.compiled)
         run.build(list(dict.fromkeys(chosen)))
@@ -246,7 +242,7 @@ class _Tuner:
                 raise RuntimeError(f"not measured: {self.lost}")
             run.measure(None)
         except (RuntimeError, MemoryError) as error:
-            self.tuning.failures[problem] = str(error)
+            self.tuning.failures[subject.problem] = str(error)
             return {}
         finally:
             free_memory()
@@ -254,7 +250,7 @@ class _Tuner:
         ours = run.rows[planned]
         if ours.median_us is None or not ours.correct:
             why = ours.error or "; ".join(ours.notes) or "not timed"
-            self.tuning.failures[problem] = f"{planned}: {why}"
+            self.tuning.failures[subject.problem] = f"{planned}: {why}"
             return {}
         return {
             entry_of(v): row.median_us
@@ -263,40 +259,35 @@ class _Tuner:
         }
 
     def decide(
-        self,
-        key: ProblemClass,
-        planned: Mapping[Problem, Variant],
-        times: Mapping[Problem, Mapping[Entry, float]],
+        self, key: ProblemClass, times: Mapping[Subject, Mapping[Entry, float]]
     ) -> list[Tuned]:
         """Return a row for each problem of a class that was timed."""
-        rows = []
-        for problem, by_entry in times.items():
-            ours, us = planned[problem], by_entry[entry_of(planned[problem])]
-            rows.append(Tuned(problem, key, ours, us, ours, us, 1.0))
+        planned = []
+        for subject, by_entry in times.items():
+            ours = subject.usual()
+            us = by_entry[entry_of(ours)]
+            planned.append(Tuned(subject.problem, key, ours, us, ours, us, 1.0))
 
         def relative(entry: Entry) -> float:
-            return geometric_mean(times[row.problem][entry] / row.planned_us for row in rows)
+            each = zip(times.values(), planned, strict=True)
+            return geometric_mean(us[entry] / row.planned_us for us, row in each)
 
         shared = set.intersection(*map(set, times.values())) if times else set()
         best = min(sorted(shared), key=relative, default=None)
         if best is None or relative(best) >= 1:
-            return rows
+            return planned
         try:
-            duels = [self._duel(row, best) for row in rows]
+            duels = [self._duel(*each, best) for each in zip(times, planned, strict=True)]
         except (RuntimeError, MemoryError) as error:
-            self.tuning.failures.update((row.problem, str(error)) for row in rows)
-            return rows
+            self.tuning.failures.update((row.problem, str(error)) for row in planned)
+            return planned
         ratios = [row.ratio for row in duels]
         if geometric_mean(ratios) >= _FASTER and min(ratios) >= _SLOWER:
             return duels
-        return [
-            row._replace(planned_us=each.planned_us, winner_us=each.planned_us)
-            for row, each in zip(rows, duels, strict=True)
-        ]
+        return [d._replace(winner=d.planned, winner_us=d.planned_us, ratio=1.0) for d in duels]
 
-    def _duel(self, row: Tuned, entry: Entry) -> Tuned:
+    def _duel(self, subject: Subject, row: Tuned, entry: Entry) -> Tuned:
         """Return the row with another winner, timed against the planned variant."""
-        subject = self.subject_of(row.problem, self.tuning.device)
         winner = subject.variant_of(entry)
         if winner == row.planned:
             return row
