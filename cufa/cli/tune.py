@@ -34,7 +34,7 @@ def add(command: parser.Parser) -> None:
     group = command.add_argument_group("the problems")
     text = "hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384"
     parser.add_flag(group, "--standard", text)
-    parser.add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
+    parser.add_shapes(group, more="; repeatable, one for each problem", action="append")
     parser.add_masks(group)
     parser.add_scores(group)
     text = "gradients instead: all launches of a call timed together"
@@ -74,30 +74,18 @@ def run(options: argparse.Namespace) -> int:
 def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard == bool(options.q):
         raise parser.CommandError("either --standard or at least one --q is needed")
-    masks = parser.masks_of(options)
     if options.standard:
         if options.k or options.v:
             raise parser.CommandError("--standard has shapes of its own: give no --k and no --v")
         if parser.has_scores(options):
             raise parser.CommandError("--standard has scores of its own: say nothing of them")
-        return standard_problems((options.dtype,), masks=masks)
-    shapes = _shapes(options)
-    return [
-        parser.problem_of(each, options.dtype, causal, options)
-        for each in shapes
-        for causal in masks
-    ]
-
-
-def _shapes(options: argparse.Namespace) -> list[Shapes]:
-    """Return the shapes of each problem, which are given in the same order for q, k and v."""
-    queries = options.q
-    keys = options.k or queries
-    values = options.v or keys
-    for name, shapes in (("k", keys), ("v", values)):
-        if len(shapes) != len(queries):
+        return standard_problems((options.dtype,), masks=parser.masks_of(options))
+    keys = options.k or options.q
+    shapes = {"q": options.q, "k": keys, "v": options.v or keys}  # lists, in the same order
+    for name, given in shapes.items():
+        if len(given) != len(options.q):
             raise parser.CommandError(f"as many --{name} as --q are needed, or none")
-    return [Shapes(*each) for each in zip(queries, keys, values, strict=True)]
+    return parser.problems_of(options, map(Shapes, *shapes.values()), (options.dtype,))
 
 
 def _keep(tuning: Tuning, options: argparse.Namespace) -> None:
