@@ -20,7 +20,7 @@ CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 4000.0, "gemm_tflops": 700.0}
 
 
 class PlayedStage:
-    """In place of `cufa.explorer.stage.Stage`.
+    """In place of `cufa.explorer.subject.Stage`.
 
     `said` decides the result of a variant: a word, such as "right" or "wrong", and perhaps the
     milliseconds of a call. By default its cubin says so.

@@ -14,7 +14,7 @@ from cufa.arrays import Operands, as_bhsd
 from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer import run as module
-from cufa.explorer import stage
+from cufa.explorer import subject
 from cufa.explorer.race import Race
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
@@ -42,7 +42,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[PlayedStage]:
             super().__init__(*arguments)
             stages.append(self)
 
-    monkeypatch.setattr(stage, "Stage", Stage)
+    monkeypatch.setattr(subject, "Stage", Stage)
     return stages
 
 

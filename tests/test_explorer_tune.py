@@ -16,7 +16,7 @@ from cufa import device as devices
 from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
-from cufa.explorer import build, gradients, stage, tune
+from cufa.explorer import build, gradients, subject, tune
 from cufa.explorer.build import Built
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.race import Duel
@@ -115,7 +115,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
-    monkeypatch.setattr(stage, "Stage", Stage)
+    monkeypatch.setattr(subject, "Stage", Stage)
     monkeypatch.setattr(gradients, "GradientStage", of_gradients)
     monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "free_memory", lambda: None)

@@ -238,13 +238,12 @@ def _all(device: Device) -> list[Variant]:
         for kernel in (ATTENTION_KERNELS.get(entry.kernel),)
         if kernel is not None and kernel.runs_on(device)
         for dtype in kernel.dtypes
-        for row in (DTYPES[dtype],)
+        for row, of_class in ((DTYPES[dtype], default_kernel(dtype, device)),)
         if row.bytes == key.element_bytes
         and softcaps.intersection(key.score) <= {row.softcap, row.softcap_with_lse}
         for head_dims in kernel.head_dims(device)
         # A class has the head dims of the default kernel, whose steps may be wider.
-        if default_kernel(dtype, device).padded(device, *head_dims)
-        == (key.head_dim, key.head_dim_v)
+        if of_class.padded(device, *head_dims) == (key.head_dim, key.head_dim_v)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
     return list(dict.fromkeys([*all_variants(device), *legal]))

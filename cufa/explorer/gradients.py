@@ -13,8 +13,7 @@ from cufa.explorer.gradient_oracle import GradientOracle
 from cufa.explorer.oracle import Verdict
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.space import Space, checked_space, combinations
-from cufa.explorer.stage import Stage
-from cufa.explorer.subject import Subject
+from cufa.explorer.subject import Stage, Subject
 from cufa.explorer.work import nbytes
 from cufa.features.dropout import Dropout
 from cufa.features.parts import ARRAYS

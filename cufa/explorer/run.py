@@ -21,8 +21,7 @@ from cufa.explorer.oracle import Verdict, same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.score_inputs import ScoreInputs
-from cufa.explorer.stage import Stage
-from cufa.explorer.subject import Subject
+from cufa.explorer.subject import Stage, Subject
 from cufa.explorer.work import shortest_s
 from cufa.specs.variant import Variant
 

@@ -18,8 +18,7 @@ from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.score_inputs import undrawn
 from cufa.explorer.space import Space, checked_kernels
-from cufa.explorer.stage import free_memory
-from cufa.explorer.subject import Subject, duel_of
+from cufa.explorer.subject import Subject, duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
