@@ -25,7 +25,7 @@ from cufa.cli import machine, parser, table
 from cufa.cli.values import Shapes, output
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
-from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
+from cufa.explorer.tune import HEADERS, Tuning, tune
 from cufa.problem.problem import Problem
 
 
@@ -48,21 +48,22 @@ def run(options: argparse.Namespace) -> int:
     """Explore the problems, keep the winners, print both."""
     problems = _problems(options)
     machine.check_compiler()
-    machine.current_gpu("variants are timed, and need one")
+    tuning = Tuning(machine.current_gpu("variants are timed, and need one"))
     if not options.dry_run:
         machine.check_cache("tuned")
     interrupted = False
     try:
         with watch() as show:
-            tuning = tune(
+            tune(
+                tuning,
                 problems,
                 backward=options.backward,
                 jobs=options.jobs,
                 progress=show,
                 on_problem=show.begin_problem,
             )
-    except Interrupted as stop:
-        tuning, interrupted = stop.tuning, True
+    except KeyboardInterrupt:
+        interrupted = True
         print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
     try:  # first: a pipe that closes early must not cost the table
         _keep(tuning, options)

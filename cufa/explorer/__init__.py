@@ -129,7 +129,7 @@ def explore(
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
     options = {n: value for n, value in locals().items() if n in _DEFAULTS and value is not None}
-    kernels = checked_kernels(kernels)
+    names = None if kernels is None else checked_kernels(kernels)
     check_options(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
@@ -143,7 +143,7 @@ def explore(
     if check_flag("backward", backward) and operands is not None:
         raise ValueError("backward: give q as a Problem, whose arrays are random")
     subject = (GradientsOf if backward else Subject)(problem, target)
-    chosen = subject.variants(kernels, space)
+    chosen = subject.variants(names, space)
     optional.cupy()
     run = Run(subject, jobs, progress)
     try:

@@ -67,7 +67,7 @@ class GradientsOf(Subject):
         found, first = self._plan(user_table(self.device)), self.planned(())
         return {first: sum(found.expected_us)} if found.expected_us and first in variants else {}
 
-    def planned(self, kernels: Collection[str]) -> Variant:
+    def planned(self, explored: Collection[Variant]) -> Variant:
         """Return the planner's choice."""
         return BackwardVariant(*self._plan(user_table(self.device)).variant)
 

@@ -75,13 +75,12 @@ class Run:
     rows: dict[Variant, Row] = field(default_factory=dict, init=False)
     ceilings: dict[str, float] | None = field(default=None, init=False)
     lost: str | None = field(default=None, init=False)
-    _cubins: dict[Variant, bytes] = field(default_factory=dict, init=False)
-    _kernels: list[str] = field(default_factory=list, init=False)
+    _chosen: list[Variant] = field(default_factory=list, init=False)
     _started: float = field(default_factory=time.perf_counter, init=False)
 
     def build(self, chosen: list[Variant]) -> None:
         """Compile the variants that are legal."""
-        self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
+        self._chosen = chosen
         reasons = {v: self.subject.refusal(v) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
@@ -90,47 +89,60 @@ class Run:
             for done, built in enumerate(results, 1):
                 row = build.static_row(built, self.subject.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
-                self.compiled[row.variant] = row, b"" if row.error else cubin
+                self.compiled[row.variant] = row, cubin
                 self._step("compile", done, len(missing), row)
         expected = self.subject.expected(legal)
         for variant in legal:
-            row, cubin = self.compiled[variant]
+            row, _ = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
-            if cubin:
-                self._cubins[variant] = cubin
 
-    def measure(self, operands: Operands | None, inputs: ScoreInputs | None = None) -> None:
+    def measure(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
         `operands` are 4-D CuPy arrays, and `inputs` holds others; None for random ones. ValueError
         where the former hold values that are not finite.
         """
-        if self._cubins:
+        rows = [self.rows[variant] for variant in self._chosen]
+        ready = [row for row in rows if row.error is None]
+        if ready:
             stage = self.subject.stage(operands, inputs)
-            self._race(stage, self._check(stage, stage.judge()))
+            self._race(stage, self._check(stage, ready))
 
-    def _check(self, stage: Stage, judge: Callable[..., Verdict]) -> dict[Variant, Call]:
+    def _check(self, stage: Stage, rows: list[Row]) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        calls = {}
-        for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
-            row, call = self.rows[variant], None
-            if self.lost is not None:
-                row = row._replace(error=f"not measured: {self.lost}")
-            else:
-                row, call = _checked(stage, judge, row, cubin)
-                self._mind(stage, row)
+        judge, calls = stage.judge(), {}
+        for done, before in enumerate(rows, 1):
+            row, call = self._checked(stage, judge, before)
             if call is not None:
-                calls[variant] = call
-            self._step("check", done, len(self._cubins), row)
+                calls[row.variant] = call
+            self._step("check", done, len(rows), row)
         return calls
 
-    def _mind(self, stage: Stage, row: Row) -> None:
-        """Find out whether an error has passed, or stays with the CUDA context."""
-        if row.error is not None:
-            try:
+    def _checked(
+        self, stage: Stage, judge: Callable[..., Verdict], row: Row
+    ) -> tuple[Row, Call | None]:
+        """Run a variant twice; return its row with what came out, and its call if it is right."""
+        if self.lost is not None:
+            return row._replace(error=f"not measured: {self.lost}"), None
+        try:
+            call = stage.ready(row.variant, self.compiled[row.variant][1])
+            stage.run(call)
+            error, complaint = judge(*stage.results)
+            if complaint is None:
+                first = [each.copy() for each in stage.repeated]
+                stage.run(call)
+                if not all(map(same_bits, first, stage.repeated)):
+                    complaint = "two launches give different results"
+        except (*stage.errors, ValueError) as failure:
+            try:  # has it passed, or does it stay with the CUDA context?
                 stage.wait()
-            except stage.errors as error:  # an illegal address, for one
-                self.lost = f"{row.variant} broke the CUDA context ({_reason(error)})"
+            except stage.errors as still:  # an illegal address, for one
+                self.lost = f"{row.variant} broke the CUDA context ({_reason(still)})"
+            return row._replace(error=_reason(failure)), None
+        row = row._replace(correct=complaint is None, max_error=error)
+        if complaint is not None:
+            return row._replace(notes=(*row.notes, complaint)), None
+        return row, call
 
     def _race(self, stage: Stage, calls: dict[Variant, Call]) -> None:
         """Time variants that are right; also after an exception, rows hold what is known then."""
@@ -182,33 +194,12 @@ class Run:
             device=self.subject.device,
             arch=self.subject.device.arch,
             rows=list(self.rows.values()),
-            planned=self.subject.planned(self._kernels),
+            planned=self.subject.planned(self._chosen),
             compiler=f"NVRTC {major}.{minor}",
             ceilings=self.ceilings,
             seconds=time.perf_counter() - self._started,
             date=time.strftime("%Y-%m-%d"),
         )
-
-
-def _checked(
-    stage: Stage, judge: Callable[..., Verdict], row: Row, cubin: bytes
-) -> tuple[Row, Call | None]:
-    """Run a variant twice; return its row with what came out, and its call if that is right."""
-    try:
-        call = stage.ready(row.variant, cubin)
-        stage.run(call)
-        error, complaint = judge(*stage.results)
-        if complaint is None:
-            first = [each.copy() for each in stage.repeated]
-            stage.run(call)
-            if not all(map(same_bits, first, stage.repeated)):
-                complaint = "two launches give different results"
-    except (*stage.errors, ValueError) as failure:
-        return row._replace(error=_reason(failure)), None
-    row = row._replace(correct=complaint is None, max_error=error)
-    if complaint is not None:
-        return row._replace(notes=(*row.notes, complaint)), None
-    return row, call
 
 
 def _reason(error: Exception) -> str:

@@ -72,10 +72,8 @@ def variants(
     return list(found)
 
 
-def checked_kernels(kernels: Iterable[str] | None) -> list[str] | None:
-    """Return the names of kernels as a list, or None as it is; TypeError or ValueError if none."""
-    if kernels is None:
-        return None
+def checked_kernels(kernels: Iterable[str]) -> list[str]:
+    """Return the names of kernels as a list; TypeError or ValueError if there are none."""
     if isinstance(kernels, str) or not isinstance(kernels, Iterable):
         raise TypeError(f"kernels must be a sequence of names, not {kernels!r}")
     names = list(kernels)

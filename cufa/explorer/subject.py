@@ -64,9 +64,9 @@ class Subject:
             found |= times(self.problem, self.device, kernel)
         return found
 
-    def planned(self, kernels: Collection[str]) -> Variant:
+    def planned(self, explored: Collection[Variant]) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
-        table = user_table(self.device)
+        table, kernels = user_table(self.device), dict.fromkeys(v.kernel for v in explored)
         usual = plan_tiles(self.problem, self.device, table=table).variant
         if usual.kernel in kernels:
             return usual

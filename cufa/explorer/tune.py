@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from cufa import device as devices
 from cufa import tuned
 from cufa.checks import check_flag
 from cufa.device import Device
@@ -17,7 +16,7 @@ from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run, check_options
 from cufa.explorer.score_inputs import undrawn
-from cufa.explorer.space import Space, checked_kernels
+from cufa.explorer.space import Space
 from cufa.explorer.subject import Subject, duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
 from cufa.planner.problem_class import ProblemClass
@@ -135,30 +134,16 @@ class Tuning:
         }
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a tuning.
-
-    Attributes
-    ----------
-    tuning : Tuning
-        The classes that were done.
-    """
-
-    def __init__(self, tuning: Tuning) -> None:
-        super().__init__(f"interrupted after {len(tuning.rows)} problems")
-        self.tuning = tuning
-
-
 def tune(
+    tuning: Tuning,
     problems: Iterable[Problem],
     *,
-    kernels: Iterable[str] | None = None,
     space: Space | None = None,
     jobs: int | None = None,
     progress: Callable[[Progress], None] | None = None,
     on_problem: Callable[[int, int, Problem], None] | None = None,
     backward: bool = False,
-) -> Tuning:
+) -> None:
     """Time variants for problems on the current GPU, and find what to run for each class of them.
 
     A variant wins a class if it is at least 1% faster over its problems, and for none of them more
@@ -167,9 +152,11 @@ def tune(
 
     Parameters
     ----------
+    tuning : Tuning
+        Of the current GPU; it gets what is found, also before an exception.
     problems : iterable of Problem
         Timed on random data, a bias and a mask included.
-    kernels, space, jobs
+    space, jobs
         As in `cufa.explore`.
     progress : callable, optional
         Called with a `Progress` after each step of each problem's exploration.
@@ -182,32 +169,24 @@ def tune(
     ------
     TypeError, ValueError
         As `cufa.explore`.
-    Interrupted
-        On Ctrl-C, with what was found so far.
     """
-    names = checked_kernels(kernels)
     check_options(jobs, progress)
     subject_of = GradientsOf if check_flag("backward", backward) else Subject
     distinct = list(dict.fromkeys(map(_known, problems)))
-    tuning = Tuning(devices.current())
     classes: dict[ProblemClass, list[Subject]] = {}
     for problem in distinct:
         subject = subject_of(problem, tuning.device)
         classes.setdefault(subject.key(), []).append(subject)
-    tuner = _Tuner(tuning, names, space, jobs, progress)
+    tuner = _Tuner(tuning, space, jobs, progress)
     begun = itertools.count()
-    try:
-        for key, subjects in classes.items():
-            times = {}
-            for subject in subjects:
-                if on_problem is not None:
-                    on_problem(next(begun), len(distinct), subject.problem)
-                if us := tuner.explore(subject):
-                    times[subject] = us
-            tuning.rows += tuner.decide(key, times)
-    except KeyboardInterrupt:
-        raise Interrupted(tuning) from None
-    return tuning
+    for key, subjects in classes.items():
+        times = {}
+        for subject in subjects:
+            if on_problem is not None:
+                on_problem(next(begun), len(distinct), subject.problem)
+            if us := tuner.explore(subject):
+                times[subject] = us
+        tuning.rows += tuner.decide(key, times)
 
 
 def _known(problem: Problem) -> Problem:
@@ -223,7 +202,6 @@ class _Tuner:
     """Explores problem after problem, and keeps what was compiled for the ones to come."""
 
     tuning: Tuning
-    kernels: list[str] | None
     space: Space | None
     jobs: int | None
     progress: Callable[[Progress], None] | None
@@ -233,13 +211,13 @@ class _Tuner:
     def explore(self, subject: Subject) -> dict[Entry, float]:
         """Return the microseconds of what a table can hold, or nothing if the plan failed."""
         planned = subject.usual()
-        chosen = [planned, *subject.variants(self.kernels, self.space)]
+        chosen = [planned, *subject.variants(None, self.space)]
         run = Run(subject, self.jobs, self.progress, self.compiled)
         run.build(list(dict.fromkeys(chosen)))
         try:
             if self.lost is not None:
                 raise RuntimeError(f"not measured: {self.lost}")
-            run.measure(None)
+            run.measure()
         except (RuntimeError, MemoryError) as error:
             self.tuning.failures[subject.problem] = str(error)
             return {}
