@@ -25,7 +25,7 @@ from cufa.cli import machine, parser, table
 from cufa.cli.values import Shapes, output
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
-from cufa.explorer.tune import HEADERS, Tuning, tune
+from cufa.explorer.tune import Tuning, tune
 from cufa.problem.problem import Problem
 
 
@@ -101,11 +101,10 @@ def _keep(tuning: Tuning, options: argparse.Namespace) -> None:
 
 def _print(tuning: Tuning) -> None:
     """Print what the planner chose, and what wins."""
-    cells = tuning.cells()
-    if not cells:
+    if not tuning.rows and not tuning.failures:
         print("nothing was tuned")
         return
-    table.show(HEADERS, cells)
+    table.show(tuning.lines())
     if tuning.rows:
         mean = geometric_mean(row.ratio for row in tuning.rows)
         changed = sum(row.winner != row.planned for row in tuning.rows)

@@ -28,8 +28,6 @@ from cufa.specs.variant import Variant
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
 _SLOWER = 1 / 1.01  # and at least for each of them
 
-HEADERS = ("problem", "planned", "us", "winner", "us", "ratio", "")
-
 
 class Tuned(NamedTuple):
     """One problem that was tuned.
@@ -93,10 +91,11 @@ class Tuning:
 
     def __str__(self) -> str:
         """Return a table as plain text."""
-        return aligned([HEADERS, *self.cells()])
+        return aligned(self.lines())
 
-    def cells(self) -> list[tuple[str, ...]]:
-        """Return a line a problem as text, under `HEADERS`; the last cell says what failed."""
+    def lines(self) -> list[tuple[str, ...]]:
+        """Return headings and a line a problem as text; the last cell says what failed."""
+        headings = ("problem", "planned", "us", "winner", "us", "ratio", "")
         rows = [
             (
                 problem_text(row.problem),
@@ -110,7 +109,8 @@ class Tuning:
             for row in self.rows
         ]
         failures = self.failures.items()
-        return [*rows, *((problem_text(p), *"-----", f"failed: {why}") for p, why in failures)]
+        failed = [(problem_text(p), *"-----", f"failed: {why}") for p, why in failures]
+        return [headings, *rows, *failed]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
