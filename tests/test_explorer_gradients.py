@@ -148,9 +148,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     tiles = variants(PROBLEM, A100, {})[:3]
     cubins = "right 2", "wrong 1", "right 1"
     compiled: Any = {v: (Row(v), cubin.encode()) for v, cubin in zip(tiles, cubins, strict=True)}
-    found = Run(GradientsOf(PROBLEM, A100), None, None, compiled)
-    found.build(list(tiles))
-    found.measure(None)
+    found = Run(None, None)
+    found.compiled = compiled
+    found.build(GradientsOf(PROBLEM, A100), list(tiles))
+    found.measure()
     return found
 
 

@@ -21,7 +21,7 @@ from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.result import Row
-from cufa.explorer.run import Progress, Run, check_options
+from cufa.explorer.run import Progress, Run
 from cufa.explorer.score_inputs import ScoreInputs, undrawn
 from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
@@ -130,7 +130,7 @@ def explore(
     """
     options = {n: value for n, value in locals().items() if n in _DEFAULTS and value is not None}
     names = None if kernels is None else checked_kernels(kernels)
-    check_options(jobs, progress)
+    run = Run(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
         problem, operands, inputs = _of_problem(q, options), None, None
@@ -145,9 +145,8 @@ def explore(
     subject = (GradientsOf if backward else Subject)(problem, target)
     chosen = subject.variants(names, space)
     optional.cupy()
-    run = Run(subject, jobs, progress)
     try:
-        run.build(chosen)
+        run.build(subject, chosen)
         if timed:
             run.measure(operands, inputs)
     except KeyboardInterrupt:

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cufa.arrays import Operands
@@ -44,54 +43,61 @@ class Progress(NamedTuple):
     row: Row
 
 
-@dataclass(eq=False)
 class Run:
-    """An exploration under way: its state is valid between any two steps.
+    """Explorations on one device, one after another; valid between any two steps.
 
     Parameters
     ----------
-    subject : Subject
     jobs : int or None
         Threads that compile.
     progress : callable or None
-    compiled : dict of Variant to (Row, bytes), optional
-        Variants that earlier explorations on the device compiled, without a cubin where it failed;
-        this one adds to it.
 
     Attributes
     ----------
+    subject : Subject
+        That of the latest `build`.
+    compiled : dict of Variant to (Row, bytes)
+        What was compiled for any subject; without a cubin where that failed.
     rows : dict of Variant to Row
         The findings of each variant.
     ceilings : dict of str to float or None
         Ceilings of the GPU, measured before the race.
     lost : str or None
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
+
+    Raises
+    ------
+    TypeError, ValueError
     """
 
     subject: Subject
-    jobs: int | None
-    progress: Callable[[Progress], None] | None
-    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
-    rows: dict[Variant, Row] = field(default_factory=dict, init=False)
-    ceilings: dict[str, float] | None = field(default=None, init=False)
-    lost: str | None = field(default=None, init=False)
-    _chosen: list[Variant] = field(default_factory=list, init=False)
-    _started: float = field(default_factory=time.perf_counter, init=False)
 
-    def build(self, chosen: list[Variant]) -> None:
-        """Compile the variants that are legal."""
-        self._chosen = chosen
-        reasons = {v: self.subject.refusal(v) for v in chosen}
+    def __init__(self, jobs: int | None, progress: Callable[[Progress], None] | None) -> None:
+        if jobs is not None and check_integer("jobs", jobs, "an integer or None") < 1:
+            raise ValueError(f"jobs must be at least 1, not {jobs}")
+        if not (progress is None or callable(progress)):
+            raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")
+        self._jobs, self._progress = jobs, progress
+        self.compiled: dict[Variant, tuple[Row, bytes]] = {}
+        self.rows: dict[Variant, Row] = {}
+        self.ceilings: dict[str, float] | None = None
+        self.lost: str | None = None
+        self._started = time.perf_counter()
+
+    def build(self, subject: Subject, chosen: list[Variant]) -> None:
+        """Begin with a subject, and compile the variants that are legal."""
+        self.subject, self._chosen = subject, chosen
+        reasons = {v: subject.refusal(v) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
         missing = [variant for variant in legal if variant not in self.compiled]
-        with closing(build.compile_all(missing, self.subject.device.arch, self.jobs)) as results:
+        with closing(build.compile_all(missing, subject.device.arch, self._jobs)) as results:
             for done, built in enumerate(results, 1):
-                row = build.static_row(built, self.subject.device)
+                row = build.static_row(built, subject.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
                 self.compiled[row.variant] = row, cubin
                 self._step("compile", done, len(missing), row)
-        expected = self.subject.expected(legal)
+        expected = subject.expected(legal)
         for variant in legal:
             row, _ = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
@@ -100,8 +106,10 @@ class Run:
         """Check the variants that were compiled one by one, then race those that are right.
 
         `operands` are 4-D CuPy arrays, and `inputs` holds others; None for random ones. ValueError
-        where the former hold values that are not finite.
+        where the former hold values that are not finite; RuntimeError if the context is lost.
         """
+        if self.lost is not None:
+            raise RuntimeError(f"not measured: {self.lost}")
         rows = [self.rows[variant] for variant in self._chosen]
         ready = [row for row in rows if row.error is None]
         if ready:
@@ -183,8 +191,8 @@ class Run:
 
     def _step(self, stage: str, done: int, total: int, row: Row) -> None:
         self.rows[row.variant] = row
-        if self.progress is not None:
-            self.progress(Progress(stage, done, total, row))
+        if self._progress is not None:
+            self._progress(Progress(stage, done, total, row))
 
     def exploration(self) -> Exploration:
         """Return what was found."""
@@ -204,11 +212,3 @@ class Run:
 
 def _reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def check_options(jobs: object, progress: object) -> None:
-    """Check the options of a run before any work for it; TypeError or ValueError."""
-    if jobs is not None and check_integer("jobs", jobs, "an integer or None") < 1:
-        raise ValueError(f"jobs must be at least 1, not {jobs}")
-    if not (progress is None or callable(progress)):
-        raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")

@@ -58,9 +58,8 @@ def variants(
     if kernels is None:
         tuned = plan_tiles(problem, device, table=user_table(device)).variant.kernel
         kernels = (default_kernel(problem.dtype, device).name, tuned)
-    found: dict[Variant, None] = {}
-    for kernel in dict.fromkeys(kernels):
-        found.update(dict.fromkeys(_of_kernel(problem, device, kernel, values)))
+    kernels = dict.fromkeys(kernels)
+    found = dict.fromkeys(v for k in kernels for v in _of_kernel(problem, device, k, values))
     if not found:
         given = ", ".join(f"{name} in {list(v)}" for name, v in values.items()) or "its defaults"
         legal = {v for kernel in kernels for v in _of_kernel(problem, device, kernel, {})}

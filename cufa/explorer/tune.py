@@ -13,8 +13,7 @@ from cufa import tuned
 from cufa.checks import check_flag
 from cufa.device import Device
 from cufa.explorer.gradients import GradientsOf
-from cufa.explorer.result import Row
-from cufa.explorer.run import Progress, Run, check_options
+from cufa.explorer.run import Progress, Run
 from cufa.explorer.score_inputs import undrawn
 from cufa.explorer.space import Space
 from cufa.explorer.subject import Subject, duel_of, free_memory
@@ -170,14 +169,13 @@ def tune(
     TypeError, ValueError
         As `cufa.explore`.
     """
-    check_options(jobs, progress)
+    tuner = _Tuner(tuning, Run(jobs, progress), space)
     subject_of = GradientsOf if check_flag("backward", backward) else Subject
     distinct = list(dict.fromkeys(map(_known, problems)))
     classes: dict[ProblemClass, list[Subject]] = {}
     for problem in distinct:
         subject = subject_of(problem, tuning.device)
         classes.setdefault(subject.key(), []).append(subject)
-    tuner = _Tuner(tuning, space, jobs, progress)
     begun = itertools.count()
     for key, subjects in classes.items():
         times = {}
@@ -202,28 +200,21 @@ class _Tuner:
     """Explores problem after problem, and keeps what was compiled for the ones to come."""
 
     tuning: Tuning
+    run: Run
     space: Space | None
-    jobs: int | None
-    progress: Callable[[Progress], None] | None
-    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
-    lost: str | None = None
 
     def explore(self, subject: Subject) -> dict[Entry, float]:
         """Return the microseconds of what a table can hold, or nothing if the plan failed."""
-        planned = subject.usual()
+        run, planned = self.run, subject.usual()
         chosen = [planned, *subject.variants(None, self.space)]
-        run = Run(subject, self.jobs, self.progress, self.compiled)
-        run.build(list(dict.fromkeys(chosen)))
+        run.build(subject, list(dict.fromkeys(chosen)))
         try:
-            if self.lost is not None:
-                raise RuntimeError(f"not measured: {self.lost}")
             run.measure()
         except (RuntimeError, MemoryError) as error:
             self.tuning.failures[subject.problem] = str(error)
             return {}
         finally:
             free_memory()
-        self.lost = run.lost
         ours = run.rows[planned]
         if ours.median_us is None or not ours.correct:
             why = ours.error or "; ".join(ours.notes) or "not timed"
@@ -268,7 +259,7 @@ class _Tuner:
         winner = subject.variant_of(entry)
         if winner == row.planned:
             return row
-        first, second = ((v, self.compiled[v][1]) for v in (row.planned, winner))
+        first, second = ((v, self.run.compiled[v][1]) for v in (row.planned, winner))
         try:
             ms, winner_ms, ratio = duel_of(subject, first, second)
         finally:
