@@ -22,7 +22,7 @@ import sys
 from statistics import geometric_mean
 
 from cufa.cli import machine, parser, table
-from cufa.cli.values import Shapes, output
+from cufa.cli.values import output
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.tune import Tuning, tune
@@ -86,7 +86,7 @@ def _problems(options: argparse.Namespace) -> list[Problem]:
     for name, given in shapes.items():
         if len(given) != len(options.q):
             raise parser.CommandError(f"as many --{name} as --q are needed, or none")
-    return parser.problems_of(options, map(Shapes, *shapes.values()), (options.dtype,))
+    return parser.problems_of(options, zip(*shapes.values(), strict=True), (options.dtype,))
 
 
 def _keep(tuning: Tuning, options: argparse.Namespace) -> None:

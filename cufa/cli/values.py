@@ -6,7 +6,7 @@ import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import get_type_hints
 
 from cufa import device as devices
 from cufa import optional
@@ -18,21 +18,15 @@ from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 Shape = tuple[int, ...]
+Shapes = tuple[Shape, Shape, Shape]
+"""Shapes of q, k and v."""
 
 _ARGUMENTS = {"head_dim": int, "head_dim_v": int, **get_type_hints(TileShape)}
 
 
-class Shapes(NamedTuple):
-    """Shapes of q, k and v."""
-
-    q: Shape
-    k: Shape
-    v: Shape
-
-
 def shapes_of(q: Shape, k: Shape | None = None, v: Shape | None = None) -> Shapes:
     """Return three shapes; K is like Q, and V like K, where left out."""
-    return Shapes(q, k or q, v or k or q)
+    return q, k or q, v or k or q
 
 
 def _positive(text: str) -> Shape:

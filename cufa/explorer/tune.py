@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
@@ -178,13 +178,13 @@ def tune(
         classes.setdefault(subject.key(), []).append(subject)
     begun = itertools.count()
     for key, subjects in classes.items():
-        times = {}
+        timed = []
         for subject in subjects:
             if on_problem is not None:
                 on_problem(next(begun), len(distinct), subject.problem)
-            if us := tuner.explore(subject):
-                times[subject] = us
-        tuning.rows += tuner.decide(key, times)
+            if found := tuner.explore(subject, key):
+                timed.append(found)
+        tuning.rows += tuner.decide(timed)
 
 
 def _known(problem: Problem) -> Problem:
@@ -195,16 +195,19 @@ def _known(problem: Problem) -> Problem:
     return checked(problem)
 
 
-@dataclass(eq=False)
-class _Tuner:
-    """Explores problem after problem, and keeps what was compiled for the ones to come."""
+_Timed = tuple[Subject, Tuned, dict[Entry, float]]
+"""A problem, its row if nothing wins, and the microseconds of what a table can hold."""
+
+
+class _Tuner(NamedTuple):
+    """Explores problem after problem with what was compiled before, and decides."""
 
     tuning: Tuning
     run: Run
     space: Space | None
 
-    def explore(self, subject: Subject) -> dict[Entry, float]:
-        """Return the microseconds of what a table can hold, or nothing if the plan failed."""
+    def explore(self, subject: Subject, key: ProblemClass) -> _Timed | None:
+        """Return the times of what a table can hold; None if the planned variant failed."""
         run, planned = self.run, subject.usual()
         chosen = [planned, *subject.variants(None, self.space)]
         run.build(subject, list(dict.fromkeys(chosen)))
@@ -212,40 +215,35 @@ class _Tuner:
             run.measure()
         except (RuntimeError, MemoryError) as error:
             self.tuning.failures[subject.problem] = str(error)
-            return {}
+            return None
         finally:
             free_memory()
         ours = run.rows[planned]
         if ours.median_us is None or not ours.correct:
             why = ours.error or "; ".join(ours.notes) or "not timed"
             self.tuning.failures[subject.problem] = f"{planned}: {why}"
-            return {}
-        return {
+            return None
+        us = {
             entry_of(v): row.median_us
             for v, row in run.rows.items()
             if row.median_us is not None and subject.variant_of(entry_of(v)) == v
         }
+        stays = ours.median_us
+        return subject, Tuned(subject.problem, key, planned, stays, planned, stays, 1.0), us
 
-    def decide(
-        self, key: ProblemClass, times: Mapping[Subject, Mapping[Entry, float]]
-    ) -> list[Tuned]:
+    def decide(self, timed: list[_Timed]) -> list[Tuned]:
         """Return a row for each problem of a class that was timed."""
-        planned = []
-        for subject, by_entry in times.items():
-            ours = subject.usual()
-            us = by_entry[entry_of(ours)]
-            planned.append(Tuned(subject.problem, key, ours, us, ours, us, 1.0))
+        planned = [row for _, row, _ in timed]
 
         def relative(entry: Entry) -> float:
-            each = zip(times.values(), planned, strict=True)
-            return geometric_mean(us[entry] / row.planned_us for us, row in each)
+            return geometric_mean(us[entry] / row.planned_us for _, row, us in timed)
 
-        shared = set.intersection(*map(set, times.values())) if times else set()
+        shared = set.intersection(*(set(us) for _, _, us in timed)) if timed else set()
         best = min(sorted(shared), key=relative, default=None)
         if best is None or relative(best) >= 1:
             return planned
         try:
-            duels = [self._duel(*each, best) for each in zip(times, planned, strict=True)]
+            duels = [self._duel(subject, row, best) for subject, row, _ in timed]
         except (RuntimeError, MemoryError) as error:
             self.tuning.failures.update((row.problem, str(error)) for row in planned)
             return planned
