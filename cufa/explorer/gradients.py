@@ -67,14 +67,6 @@ class GradientsOf(Subject):
         found, first = self._plan(user_table(self.device)), self.planned(())
         return {first: sum(found.expected_us)} if found.expected_us and first in variants else {}
 
-    def planned(self, explored: Collection[Variant]) -> Variant:
-        """Return the planner's choice."""
-        return BackwardVariant(*self._plan(user_table(self.device)).variant)
-
-    def usual(self) -> Variant:
-        """Return the planner's choice without the user's table."""
-        return BackwardVariant(*self._plan(None).variant)
-
     def key(self) -> ProblemClass:
         """Return the class that a tuned table has the gradients in."""
         found = self._plan(None)
@@ -84,6 +76,9 @@ class GradientsOf(Subject):
     def variant_of(self, entry: Entry) -> Variant:
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return self.usual()._replace(kernel=entry.kernel, **entry.shape._asdict())
+
+    def _best(self, table: Table | None) -> Variant:
+        return BackwardVariant(*self._plan(table).variant)
 
     def _plan(self, table: Table | None) -> BackwardPlan:
         return explained(self.problem, self.device, TENSORS, deterministic=False, table=table)

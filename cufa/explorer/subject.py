@@ -24,7 +24,7 @@ from cufa.launch.loaded import LoadedKernel
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import times
-from cufa.planner.tuned_table import Entry
+from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.extras import placed
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -67,7 +67,7 @@ class Subject:
     def planned(self, explored: Collection[Variant]) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
         table, kernels = user_table(self.device), dict.fromkeys(v.kernel for v in explored)
-        usual = plan_tiles(self.problem, self.device, table=table).variant
+        usual = self._best(table)
         if usual.kernel in kernels:
             return usual
         for kernel in kernels:
@@ -77,7 +77,10 @@ class Subject:
 
     def usual(self) -> Variant:
         """Return the planner's choice without the user's table."""
-        return plan_tiles(self.problem, self.device).variant
+        return self._best(None)
+
+    def _best(self, table: Table | None) -> Variant:
+        return plan_tiles(self.problem, self.device, table=table).variant
 
     def key(self) -> ProblemClass:
         """Return the class that a tuned table has the problem in."""
@@ -140,15 +143,14 @@ class Stage:
         self._device = device
         self.inputs = drawn(problem, cupy) if inputs is None else inputs
         self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
-        b, hq, hk = problem.batch, problem.heads_q, problem.heads_kv
-        sq, sk, d, dv = problem.seq_q, problem.seq_kv, problem.head_dim, problem.head_dim_v
-        dtype = np.dtype(problem.dtype)
+        p, dtype = problem, np.dtype(problem.dtype)
+        rows, keys = (p.batch, p.heads_q, p.seq_q), (p.batch, p.heads_kv, p.seq_kv)
         if operands is None:
-            shapes = ((b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, dv))
+            shapes = ((*rows, p.head_dim), (*keys, p.head_dim), (*keys, p.head_dim_v))
             q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
         else:
             q, k, v = operands[:3]
-        out = padded((b, hq, sq, dv), dtype, cupy.empty)
+        out = padded((*rows, p.head_dim_v), dtype, cupy.empty)
         self.operands = Operands(q, k, v, out)
         self.results: tuple[Any, ...] = (out,)
         self.repeated = self.results
