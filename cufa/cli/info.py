@@ -45,13 +45,13 @@ def run(options: argparse.Namespace) -> int:
         ("NVRTC", _if_there(lambda: ".".join(map(str, machine.check_compiler())))),
         ("driver", _driver()),
         ("GPU", about),
-        ("cufa's cache", _own_cache()),
+        ("cufa's cache", _if_there(_own_cache)),
         ("CuPy's cache", _folder_text(Path(cupys))),
     ]
     if device is None:
         rows.append(("kernels", "none: NumPy arrays are computed on the CPU"))
     else:
-        rows += [("tuned table", _tuned_table(device)), *_kernels(device)]
+        rows += [("tuned table", _if_there(lambda: _tuned_table(device))), *_kernels(device)]
     table.pairs(rows)
     return 0
 
@@ -62,6 +62,8 @@ def _if_there(read: Callable[[], str]) -> str:
         return read()
     except CommandError as failure:
         return str(failure)
+    except OSError as error:
+        return f"none: {error}"
 
 
 def _driver() -> str:
@@ -91,10 +93,7 @@ def _device() -> tuple[Device | None, str]:
 
 
 def _own_cache() -> str:
-    try:
-        folder = disk_cache.folder()
-    except OSError as error:
-        return f"none: {error}"
+    folder = disk_cache.folder()
     found = (disk_cache.why_ignored(folder / name) for name in (".", "kernels", "tuned"))
     return "; ".join((_folder_text(folder), *dict.fromkeys(filter(None, found))))
 
@@ -110,10 +109,7 @@ def _tuned_table(device: Device) -> str:
     found = tuned.user_table(device)
     if found is not None:
         return f"user's table: {len(found.entries)} classes of problems, {found.date}"
-    try:
-        return f"none: 'python -m cufa tune' writes {tuned.user_path(device)}"
-    except OSError as error:
-        return f"none: {error}"
+    return f"none: 'python -m cufa tune' writes {tuned.user_path(device)}"
 
 
 def _kernels(device: Device) -> list[tuple[str, str]]:

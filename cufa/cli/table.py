@@ -34,7 +34,8 @@ def rich_table(lines: Sequence[Sequence[str]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    (headers, *rows), shown = lines, Table(box=box.SIMPLE_HEAD, header_style="bold")
+    headers, *rows = lines
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for i, header in enumerate(headers):
         shown.add_column(header, justify="left" if i in (0, len(headers) - 1) else "right")
     for row in rows:

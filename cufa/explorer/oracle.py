@@ -112,7 +112,8 @@ def _attend(
     steps: tuple[int, int],
 ) -> Array:
     """Return the output of rows of a head, products summed over that many terms at once."""
-    (q, k, v), sums = operands, itertools.cycle(steps)
+    q, k, v = operands
+    sums = itertools.cycle(steps)
     chunk = max(1, CHUNK_BYTES // (8 * len(k)))
     found = []
     for i in range(0, len(rows), chunk):

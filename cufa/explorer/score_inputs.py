@@ -99,7 +99,8 @@ def head_options(
 
     `keep`, the factors of the weights under dropout, (rows, keys), is None without.
     """
-    p, dropout, (b, h) = problem, problem.of(Dropout), (xp.asarray([n]) for n in place)
+    p, dropout = problem, problem.of(Dropout)
+    b, h = (xp.asarray([n]) for n in place)
     at = Places(b[:, None], h[:, None], rows[:, None], xp.arange(p.seq_kv), p.seq_q, p.seq_kv)
     found = {**p.asked, "at": at, "scale": p.scale, "keep": None}
     found |= {"score_mod": inputs.score_mod, "mask_mod": inputs.mask_mod}
