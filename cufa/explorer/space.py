@@ -120,23 +120,20 @@ def _of_kernel(
     problem: Problem, device: Device, kernel: str, given: Mapping[str, tuple[int, ...]]
 ) -> list[Variant]:
     planned = plan_tiles(problem, device, kernel, user_table(device)).variant
-    head_dims = (planned.head_dim, planned.head_dim_v)
     spec = KERNELS[kernel]
-    shapes = spec.tiles(device, head_dims)
+    shapes = spec.tiles(device, (planned.head_dim, planned.head_dim_v))
     candidates = [planned, *(planned._replace(**shape._asdict()) for shape in shapes)]
     candidates = [v for v in candidates if all(getattr(v, f) in given[f] for f in given)]
     default = spec.space
     assert default is not None  # `plan` refuses those that decode
-    axes = {
-        "head_dim": given.get("head_dim", (planned.head_dim,)),
-        "head_dim_v": given.get("head_dim_v", (planned.head_dim_v,)),
-        **{name: given.get(name, getattr(default, name)) for name in _TILE},
-    }
-    for arguments in combinations(axes):
+    usual = {name: (getattr(planned, name),) for name in ("head_dim", "head_dim_v")}
+    usual |= {name: getattr(default, name) for name in _TILE}
+    usual["blocks_per_sm"] = (1,)
+    for arguments in combinations({**usual, **given}):
         arguments["ping_pong"] = bool(arguments["ping_pong"])
-        variant = planned._replace(**arguments, blocks_per_sm=1)
+        variant = planned._replace(**arguments)
         if "blocks_per_sm" in given:
-            candidates += [variant._replace(blocks_per_sm=n) for n in given["blocks_per_sm"]]
+            candidates.append(variant)
         elif variant.illegal(device) is None:
             # A tile that was asked for is shown, however it spills, and others only if useful.
             asked = not given.keys().isdisjoint(_DEMANDING)
