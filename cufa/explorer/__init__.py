@@ -133,10 +133,12 @@ def explore(
     run = Run(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
-        problem, operands, inputs = _of_problem(q, options), None, None
+        for name in options:
+            raise TypeError(f"{name} must not be given with a Problem, which says all")
+        if missing := undrawn(q):
+            raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
+        problem, operands, inputs = checked(q), None, None
     else:
-        options.pop("k", None)
-        options.pop("v", None)
         problem, operands, inputs = _of_arrays((q, k, v), options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
@@ -152,15 +154,6 @@ def explore(
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
-
-
-def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:
-    """Return a problem that can be explored as it is."""
-    if options:
-        raise TypeError(f"{next(iter(options))} must not be given with a Problem, which says all")
-    if missing := undrawn(problem):
-        raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
-    return checked(problem)
 
 
 def _of_arrays(

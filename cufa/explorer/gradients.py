@@ -64,7 +64,8 @@ class GradientsOf(Subject):
 
     def expected(self, variants: Collection[Variant]) -> dict[Variant, float]:
         """Return the microseconds that are expected of the planner's choice, where known."""
-        found, first = self._plan(user_table(self.device)), self.planned(())
+        table = user_table(self.device)
+        found, first = self._plan(table), self.usual(table)
         return {first: sum(found.expected_us)} if found.expected_us and first in variants else {}
 
     def key(self) -> ProblemClass:
@@ -77,7 +78,8 @@ class GradientsOf(Subject):
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return self.usual()._replace(kernel=entry.kernel, **entry.shape._asdict())
 
-    def _best(self, table: Table | None) -> Variant:
+    def usual(self, table: Table | None = None) -> Variant:
+        """Return the planner's choice by a tuned table, or without one."""
         return BackwardVariant(*self._plan(table).variant)
 
     def _plan(self, table: Table | None) -> BackwardPlan:

@@ -66,8 +66,9 @@ class Subject:
 
     def planned(self, explored: Collection[Variant]) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
-        table, kernels = user_table(self.device), dict.fromkeys(v.kernel for v in explored)
-        usual = self._best(table)
+        kernels = dict.fromkeys(variant.kernel for variant in explored)
+        table = user_table(self.device)
+        usual = self.usual(table)
         if usual.kernel in kernels:
             return usual
         for kernel in kernels:
@@ -75,11 +76,8 @@ class Subject:
                 return plan_tiles(self.problem, self.device, kernel, table).variant
         return usual
 
-    def usual(self) -> Variant:
-        """Return the planner's choice without the user's table."""
-        return self._best(None)
-
-    def _best(self, table: Table | None) -> Variant:
+    def usual(self, table: Table | None = None) -> Variant:
+        """Return the planner's choice by a tuned table, or without one."""
         return plan_tiles(self.problem, self.device, table=table).variant
 
     def key(self) -> ProblemClass:
