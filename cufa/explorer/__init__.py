@@ -133,10 +133,11 @@ def explore(
     run = Run(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
-        for name in options:
-            raise TypeError(f"{name} must not be given with a Problem, which says all")
+        if options:
+            given = next(iter(options))
+            raise TypeError(f"{given} must not be given with a Problem, which says all")
         if missing := undrawn(q):
-            raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
+            raise ValueError(f"q: what {missing} is like is not in a Problem: give q, k and v")
         problem, operands, inputs = checked(q), None, None
     else:
         problem, operands, inputs = _of_arrays((q, k, v), options, timed)

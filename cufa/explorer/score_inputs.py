@@ -76,11 +76,11 @@ class ScoreInputs(NamedTuple):
         return Extras(tuple(map(arrays.get, ARRAYS)), mods=self.traced.arrays, seed=self.seed)
 
 
-def undrawn(problem: Problem) -> list[str]:
-    """Return the arguments of a problem for which `drawn` has nothing random."""
+def undrawn(problem: Problem) -> str | None:
+    """Return an argument of a problem for which `drawn` has nothing random, or None."""
     kinds = {feature.ARGUMENT for feature in problem.features}
-    own = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
-    return own if problem.kv == "Dense" else [*own, "lengths"]
+    own = (name for name in (*OWN, Blocks.ARGUMENT) if name in kinds)
+    return next(own, None if problem.kv == "Dense" else "lengths")
 
 
 def drawn(problem: Problem, xp: Any) -> ScoreInputs:

@@ -189,8 +189,8 @@ def tune(
 
 def _known(problem: Problem) -> Problem:
     """Return a problem if a table can hold its like: with no part of the caller's own."""
-    for name in undrawn(problem):
-        what = "sequences of unequal lengths" if name == "lengths" else name
+    if missing := undrawn(problem):
+        what = "sequences of unequal lengths" if missing == "lengths" else missing
         raise ValueError(f"problems: {what} cannot be tuned")
     return checked(problem)
 
