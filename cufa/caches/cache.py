@@ -11,7 +11,8 @@ from cufa.api.options import CacheOptions, Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, none_allocated
-from cufa.caches.layers import Layer, Layers
+from cufa.caches.layer import Layer
+from cufa.caches.layers import Layers
 from cufa.checks import check_scale
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse_decode import parse_decode
@@ -90,7 +91,7 @@ class Cache(Layers):
             )
         self._store.refuse_capture("append, which extends the cache,")
         held = self._layer(0)
-        new = held.writer.new(k, v, q)
+        new = held.new(k, v, q)
         chosen = self._counts("counts", new.seq if counts is None else counts)
         if counts is not None and chosen.max(initial=0) > new.seq:
             raise ValueError(f"counts: {chosen.max()} of {new.seq} tokens cannot be appended")
@@ -145,7 +146,7 @@ class Cache(Layers):
         rotary embedding computes in float32 and rounds once (Su et al. 2021, RoFormer).
         """
         held = self._layer(layer)
-        new = held.writer.new(k, v, q)
+        new = held.new(k, v, q)
         grown = self._ends - self._starts
         most = max(grown.tolist(), default=0)
         if most > new.seq:
@@ -155,7 +156,7 @@ class Cache(Layers):
             self._store.is_captured = True
             return new.q
         if (len(self) and not most) or held.written.tobytes() != self._starts.tobytes():
-            held.writer.check_new(new.seq)
+            held.check_new(new.seq)
         new.run()
         held.written[...] = self._ends
         return new.q

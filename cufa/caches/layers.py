@@ -1,103 +1,14 @@
-"""Layers of a cache: the arrays that hold its tokens, as kernels read them."""
+"""Layers of a cache: the arrays that hold its tokens, as callers see them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from cufa.arrays import Array, as_bhsd, whole_chunks
+from cufa.arrays import Array
 from cufa.caches.kinds import dtype_of
+from cufa.caches.layer import Layer
 from cufa.caches.sequences import Sequences
-from cufa.caches.store import Store
-from cufa.caches.writer import Writer
 from cufa.checks import check_size
-from cufa.cpu import expand as cpu
-from cufa.launch import expand as launch
-from cufa.problem.tokens import Held, Tokens
-
-
-class Layer:
-    """A layer of sequences that follow each other.
-
-    Parameters
-    ----------
-    store : Store
-    rows : slice
-        The sequences.
-    number : int
-        The layer.
-
-    Attributes
-    ----------
-    k, v : array
-        As in `Layers.layer`.
-    k_scale, v_scale : array or None
-        As in `Layers.scales`.
-    k_mean, lengths, block_table : array or None
-        As in `Tokens`, for these sequences.
-    written : ndarray
-        As in `Store`, for these sequences.
-    writer : Writer
-    """
-
-    def __init__(self, store: Store, rows: slice, number: int) -> None:
-        self._store, self._sequences = store, rows.stop - rows.start
-        whole = store.k, store.v, store.k_scale, store.v_scale
-        place = (number, rows) if store.pages is None else number
-        self.k, self.v, *scales = (x if x is None else x[place] for x in whole)
-        self.k_scale, self.v_scale = (
-            x if x is None or store.layout == "bhsd" else x.swapaxes(1, 2) for x in scales
-        )
-        self.k_mean: Array = None if store.k_mean is None else store.k_mean[number, rows]
-        starts, self.lengths = store.device[0, rows], store.device[1, rows]
-        self.block_table = None if store.table is None else store.table[rows]
-        self.written = store.written[number, rows]
-        # The part of `Tokens` that is the same for all tokens.
-        self._held = Tokens(
-            *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
-            *(starts, self.lengths, self.block_table, store.rotaries[number]),
-            *(*scales, self.k_mean),
-        )
-        self.writer = Writer(store, rows, number, self._held)
-
-    def dequantized(self, dtype: np.dtype, length: int) -> tuple[Array, Array]:
-        """Return keys and values of 8 bits as arrays of a dtype, in one piece.
-
-        Parameters
-        ----------
-        dtype, length
-            As in `Layers.dequantize`, checked.
-        """
-        store, held = self._store, self._held
-        k = Held(held.k_cache, held.k_scale, self.block_table, held.k_mean)
-        v = Held(held.v_cache, held.v_scale, self.block_table)
-        heads, found = store.shape[1], []
-        for its in (k, v):
-            rows = (heads, length) if store.layout == "bhsd" else (length, heads)
-            dim = its.values.shape[3]
-            whole = store.xp.empty((self._sequences, *rows, whole_chunks(dim, 1)), dtype)
-            out = as_bhsd(whole, store.layout)
-            if store.xp is np:
-                cpu.expand(its, out[..., :dim])
-            else:
-                launch.expand(its, out)
-            found.append(whole[..., :dim])
-        return found[0], found[1]
-
-    def add_mean(self, lse: Array, q: Array, scale: float) -> None:
-        """Add to log-sum-exps what the keys lack that a mean was taken off.
-
-        Parameters
-        ----------
-        lse : array of float32, (batch, heads_q, seq)
-        q : array
-            In the order of the layout.
-        scale : float
-            The factor of scores.
-        """
-        add = cpu.add_mean if self._store.xp is np else launch.add_mean
-        add(lse, as_bhsd(q, self._store.layout), self.k_mean, scale)
 
 
 class Layers(Sequences):
