@@ -462,7 +462,7 @@ def test_plain_arrays_are_prepared_like_others(
         (kind,) = calls._prepared.values()
         key, address = kind.latest[0], call["q"].data.ptr
         plain = kind._plain(key, address)
-        other = kind._prepared(Signature.of(key), address, kind._planner)
+        other = kind._prepared(Signature._make(key), address, kind._planner)
         assert plain is not None
         assert other is not None
         assert plain.launch.parameter == other.launch.parameter

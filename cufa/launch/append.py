@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
-from cufa.launch.auxiliary import address, are_aligned, table, tensor
+from cufa.launch.auxiliary import address, are_aligned, tensor
 from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.capture import refuse_copy
 from cufa.launch.launch import Launches, PreparedLaunch
@@ -174,6 +174,6 @@ def _filled(tokens: Tokens) -> np.ndarray:
     if tokens.rotary is not None:
         p["rotary_dim"], p["positions"] = tokens.rotary.dim, tokens.rotary.positions
     p["pages"], _, p["page_size"], _ = tokens.k_cache.shape
-    _, p["table_stride"] = table(tokens.block_table)
+    _, p["table_stride"], *_ = tensor(tokens.block_table)
     p["pages_a_sequence"] = 1 if tokens.block_table is None else tokens.block_table.shape[1]
     return parameter

@@ -9,7 +9,7 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
-from cufa.launch.capture import is_capturing, no_place
+from cufa.launch.capture import is_capturing, refuse_memory
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key
@@ -63,13 +63,12 @@ def on_device(name: str, array: Array | None) -> Array | None:
     on_host = isinstance(array, np.ndarray)
     if array is None or (not on_host and is_readable(array)):
         return array
-    if is_capturing():
-        shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
-        raise no_place(
-            f"{name} (shape {array.shape}) {shown} and would be copied",
-            "before the capture, make a contiguous int32 array of it with "
-            "cupy.ascontiguousarray(cupy.asarray(x), np.int32)",
-        )
+    shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
+    refuse_memory(
+        f"{name} (shape {array.shape}) {shown} and would be copied",
+        "before the capture, make a contiguous int32 array of it with "
+        "cupy.ascontiguousarray(cupy.asarray(x), np.int32)",
+    )
     import cupy
 
     if on_host:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.append import in_rows
-from cufa.launch.auxiliary import prepared, table, tensor
+from cufa.launch.auxiliary import prepared, tensor
 from cufa.problem.tokens import Held
 from cufa.quantized.rows import kind_of
 from cufa.specs.expand8 import CHUNK, SPEC
@@ -32,7 +32,7 @@ def expand(held: Held, out: Array) -> None:
     tensors = {"values": held.values, "scales": held.scales, "mean": held.mean, "out": out}
     for name, array in tensors.items():
         p[name] = tensor(array)
-    p["table"], p["table_stride"] = table(held.block_table)
+    p["table"], p["table_stride"], *_ = tensor(held.block_table)
     p["heads"], p["seq"], p["chunks"] = heads, seq, chunks
     p["pages"], _, p["page_size"], p["dim"] = held.values.shape
     instance = Instance(SPEC.name, (out.dtype.name,), (kind_of(held.values).is_integer,))

@@ -9,9 +9,8 @@ from cufa.arrays import Array, Ints
 from cufa.compiler import jit
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
-from cufa.launch.by_name import NamedLayout, numbers
 from cufa.launch.launch import PreparedLaunch, launcher
-from cufa.launch.params import encoded_map
+from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
@@ -139,18 +138,14 @@ def _made(
         score=problem.score,
         kv=kv,
     )
-    layout = NamedLayout(variant, parameter(problem.score, kv))
+    layout = Layout(variant, parameter(problem.score, kv))
     arrays = {**{name: each.values for name, each in operands._asdict().items()}, "o": out}
-    steps = {
-        name: [step // array.itemsize for step in array.strides[:3]]
-        for name, array in arrays.items()
-    }
-    known = numbers(problem, plan.q_tiles, plan.section_heads, steps)
-    known["late_rows"] = plan.late_rows
-    reads = problem.reads
-    strides = placed(reads, ndim, problem.sizes, extras) if reads else ()
-    of_scales = [number for each in operands for number in (0, *each.numbers)]
-    content = _maps(operands, tile.bn) + layout.filled(known, problem, strides, last=of_scales)
+    sections = plan.q_tiles, plan.section_heads, plan.late_rows
+    known = numbers_of_params(problem, *sections) | steps_of(problem, arrays)
+    known |= layout.of_score(problem, placed(problem.reads, ndim, problem.sizes, extras))
+    for name, each in operands._asdict().items():
+        known[f"scales_{name}.stride"], known[f"scales_{name}.block_log2"] = each.numbers
+    content = _maps(operands, tile.bn) + layout.filled(layout.numbers(known))
     tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
     if (is_uneven(problem.score) or kv in LENGTHS) and tiles > 2 * plan.grid:
@@ -159,7 +154,8 @@ def _made(
         memory = layout.words["params.tiles_drawn"], drawn.take
     function = jit.kernel(plan.variant, device, device_id)
     launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
-    places = layout.places(_ADDRESSES, len(_ADDRESSES), extras)
+    addresses = ((name, i) for i, name in enumerate(_ADDRESSES))
+    places = layout.places(addresses, len(_ADDRESSES), extras)
     return PreparedLaunch(launch, content, places, memory)
 
 

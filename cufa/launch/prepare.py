@@ -156,7 +156,7 @@ class PreparedCalls:
         """
         call = self._plain(key, address)
         if call is None:
-            call = self._prepared(Signature.of(key), address, self._planner)
+            call = self._prepared(Signature._make(key), address, self._planner)
         if call is None:
             return None
         # Lengths that do not come again are not kept.
@@ -179,7 +179,7 @@ class PreparedCalls:
             As in `prepare`.
         """
         planner = self._planner.fallback
-        return None if planner is None else self._prepared(Signature.of(key), address, planner)
+        return None if planner is None else self._prepared(Signature._make(key), address, planner)
 
     def _plain(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call on 4-D arrays that its kernel takes as they are; None if it is another.
@@ -220,11 +220,10 @@ class PreparedCalls:
             return None
         result = views.shapes[3]
         shape = (*signature.q_shape[:-1], result[3])
-        if signature.out is not None and signature.out.shape != shape:
-            raise ValueError(f"out has shape {signature.out.shape}, but {shape} is needed")
-        numbers: tuple[Ints, ...] = ()
-        if self._reads:
-            numbers = placed(self._reads, len(signature.q_shape), problem.sizes, extras)
+        if signature.out is not None and signature.out[0] != shape:
+            raise ValueError(f"out has shape {signature.out[0]}, but {shape} is needed")
+        reads, ndim = self._reads, len(signature.q_shape)
+        numbers = placed(reads, ndim, problem.sizes, extras) if reads else ()
         plan = planner(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
         strides, copies = self._viewer.taken(signature, views, loaded.tma)

@@ -14,14 +14,6 @@ TENSORS = 5
 """Addresses that a launch is given first: of q, k, v, the result and its log-sum-exp."""
 
 
-class Out(NamedTuple):
-    """The caller's own array for the result."""
-
-    shape: Ints
-    strides: Ints
-    is_aligned: bool
-
-
 class Signature(NamedTuple):
     """All that a launch of the kind depends on, but for addresses.
 
@@ -33,7 +25,8 @@ class Signature(NamedTuple):
         As the caller has them.
     aligned : tuple of bool
         Whether q, k and v are each aligned.
-    out : Out or None
+    out : tuple or None
+        Shape and strides of the caller's own array for the result, and whether it is aligned.
     extras : tuple
         Shape, strides and dtype of each of `Extras.flat`, or None; for a `cufa.BlockMask` its key.
     """
@@ -45,13 +38,5 @@ class Signature(NamedTuple):
     v_shape: Ints
     v_strides: Ints
     aligned: tuple[bool, ...]
-    out: Out | None
+    out: tuple[Ints, Ints, bool] | None
     extras: Key
-
-    @classmethod
-    def of(cls, key: Key) -> Signature:
-        """Return the plain tuple of the hot path with names."""
-        signature = tuple.__new__(cls, key)
-        return (
-            signature if signature.out is None else signature._replace(out=Out._make(signature.out))
-        )

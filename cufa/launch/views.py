@@ -45,6 +45,7 @@ class Viewer:
         self._layout, self._padded = layout, padded
         self._itemsize = DTYPES[problem.dtype].bytes
         self._kv_itemsize = size = kv_bytes(problem.dtype, problem.kv_dtype)
+        self._sizes = self._itemsize, size, size, self._itemsize
         self._negates_q = problem.scale < 0
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and not self._negates_q  # else some array is copied
@@ -60,12 +61,9 @@ class Viewer:
         s = signature
         if not 2 <= len(s.q_shape) == len(s.k_shape) == len(s.v_shape) <= 4:
             raise ValueError("q, k and v need as many axes: 2, 3 or 4")
-        q, q_strides = self._bhsd(s.q_shape, s.q_strides)
-        k, k_strides = self._bhsd(s.k_shape, s.k_strides)
-        v, v_strides = self._bhsd(s.v_shape, s.v_strides)
-        batch, heads, seq, _ = q
-        result = batch, heads, seq, v[3]
-        return Views((q, k, v, result), (q_strides, k_strides, v_strides, self.made(result)))
+        (q, of_q), (k, of_k), (v, of_v) = (self._bhsd(*each) for each in _inputs(s))
+        result = *q[:3], v[3]
+        return Views((q, k, v, result), (of_q, of_k, of_v, self.made(result)))
 
     def taken(
         self, signature: Signature, views: Views, tma: bool
@@ -83,7 +81,7 @@ class Viewer:
         strides, copies = [], []
         for i, name in enumerate(self.names[:3]):
             shape, step, repeats = views.shapes[i], views.strides[i], name != "q"
-            read, size = shape, self._kv_itemsize if repeats else self._itemsize
+            read, size = shape, self._sizes[i]
             if self._padded and repeats:
                 read = (*shape[:3], whole_chunks(shape[3], size))
             direct = signature.aligned[i] and readable(read, step, size, tma, repeats)
@@ -93,8 +91,8 @@ class Viewer:
             strides.append(step)
         result, step, direct = views.shapes[3], views.strides[3], True
         if signature.out is not None:
-            _, step = self._bhsd(signature.out.shape, signature.out.strides)
-            direct = signature.out.is_aligned
+            shape, step, direct = signature.out
+            _, step = self._bhsd(shape, step)
         if tma:
             direct = direct and readable(result, step, self._itemsize, tma)
         else:
@@ -108,14 +106,14 @@ class Viewer:
         """Return the extents of out, q, k, v and extras; nothing without an out."""
         if signature.out is None:
             return ()
-        arrays = zip((signature.out[:2], *_inputs(signature)), self._sizes, strict=True)
-        extents = [extent(shape, strides, size) for (shape, strides), size in arrays]
-        for info in extras.flat:
-            array = isinstance(info, ArrayInfo)  # a `BlockMask` is none
-            extents.append(
-                extent(info.shape, info.strides, info.dtype.itemsize) if array else (0, 0)
-            )
-        return tuple(extents)
+        inputs = zip(_inputs(signature), self._sizes, strict=False)
+        others = (
+            # A `BlockMask` is no array.
+            extent(*info[:2], info.dtype.itemsize) if isinstance(info, ArrayInfo) else (0, 0)
+            for info in extras.flat
+        )
+        of_out = extent(*signature.out[:2], self._itemsize)
+        return of_out, *(extent(*array, size) for array, size in inputs), *others
 
     def is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
         """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
@@ -139,8 +137,7 @@ class Viewer:
             arrays.append((shape, strides))
             if overlaps_itself(shape, strides, self._itemsize):
                 raise ValueError("elements of out share memory")
-        sizes = *self._sizes[1:], self._itemsize
-        for name, size, (shape, strides) in zip(self.names, sizes, arrays, strict=False):
+        for name, size, (shape, strides) in zip(self.names, self._sizes, arrays, strict=False):
             steps = (step for n, step in zip(shape, strides, strict=True) if n > 1)
             if 0 not in shape and any(step % size for step in steps):
                 raise ValueError(f"{name} has strides {strides}: multiples of {size} are needed")
@@ -165,11 +162,6 @@ class Viewer:
         if self._layout == "bhsd":
             return heads * seq * row, seq * row, row, self._itemsize
         return heads * seq * row, row, heads * row, self._itemsize
-
-    @property
-    def _sizes(self) -> Ints:
-        """Bytes of an element of out, q, k and v."""
-        return self._itemsize, self._itemsize, self._kv_itemsize, self._kv_itemsize
 
 
 def _packed(shape: Ints, itemsize: int) -> Ints:
