@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
 from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
-from cufa.launch import expand
-from cufa.launch.launch import Launches, PreparedLaunch
+from cufa.launch import expand as launch_expand
 from cufa.launch.signature import Key
 from cufa.problem.tokens import Held, Tokens
 from cufa.remembered import remember
@@ -59,9 +58,9 @@ class Layer:
     Attributes
     ----------
     k, v : array
-        As in `Layers.layer`.
+        As in `Cache.layer`.
     k_scale, v_scale : array or None
-        As in `Layers.scales`.
+        As in `Cache.scales`.
     k_mean, lengths, block_table : array or None
         As in `Tokens`, for these sequences.
     written : ndarray
@@ -87,9 +86,10 @@ class Layer:
             *(starts, self.lengths, self.block_table, store.rotaries[number]),
             *(*scales, self.k_mean),
         )
+        self._expand: Any = cpu_expand if store.xp is np else launch_expand
         self._own = [x for x in (self.k, self.v, *scales) if x is not None]
         self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
-        self._launches: dict[Key | None, PreparedLaunch | Launches] = {}
+        self._launches: dict[Key | None, launch.Launch] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
         """Check new tokens. Nothing is written.
@@ -135,8 +135,7 @@ class Layer:
     def check_new(self, n: int) -> None:
         """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
         store, layer, first = self._store, self._number, self._rows.start
-        starts, ends = store.host[:, self._rows]
-        written = store.written[layer, self._rows]
+        (starts, ends), written = store.host[:, self._rows], self.written
         if not store.in_use[self._rows].any():
             raise none_allocated(first, self._sequences)
         again = np.flatnonzero((ends > starts) & (written == ends))
@@ -212,7 +211,7 @@ class Layer:
         Parameters
         ----------
         dtype, length
-            As in `Layers.dequantize`, checked.
+            As in `Cache.dequantize`, checked.
         """
         store, held = self._store, self._held
         k = Held(held.k_cache, held.k_scale, self.block_table, held.k_mean)
@@ -222,12 +221,8 @@ class Layer:
             rows = (heads, length) if store.layout == "bhsd" else (length, heads)
             dim = its.values.shape[3]
             whole = store.xp.empty((self._sequences, *rows, whole_chunks(dim, 1)), dtype)
-            out = as_bhsd(whole, store.layout)
-            if store.xp is np:
-                cpu_expand.expand(its, out[..., :dim])
-            else:
-                expand.expand(its, out)
             found.append(whole[..., :dim])
+            self._expand.expand(its, as_bhsd(found[-1], store.layout))
         return found[0], found[1]
 
     def add_mean(self, lse: Array, q: Array, scale: float) -> None:
@@ -241,5 +236,4 @@ class Layer:
         scale : float
             The factor of scores.
         """
-        add = cpu_expand.add_mean if self._store.xp is np else expand.add_mean
-        add(lse, as_bhsd(q, self._store.layout), self.k_mean, scale)
+        self._expand.add_mean(lse, as_bhsd(q, self._store.layout), self.k_mean, scale)

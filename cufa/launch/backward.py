@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array, Operands, copied, readable, whole_chunks
@@ -34,9 +34,9 @@ _PREPARED = 128  # calls that are remembered
 _TENSORS = ("q", "k", "v", "o", "d_out", "dq", "dk", "dv")
 _ADDRESSES = (
     *(f"params.{name}.data" for name in _TENSORS),
-    *("params.lse", "params.row_lse", "params.row_delta", "params.dq_sums", "params.kv_sums"),
-    *("params.turns", "params.turns_drawn", "params.sinks", "params.d_sinks"),
-    f"{IN_TURN.name}.{CHAINS}",
+    *("params.lse", "params.sinks", "params.d_sinks"),
+    *("params.row_lse", "params.row_delta", "params.dq_sums", "params.kv_sums"),
+    *("params.turns", "params.turns_drawn", f"{IN_TURN.name}.{CHAINS}"),
 )
 """The first addresses of a launch; those of sums, and of the gradients of these, come next."""
 
@@ -132,19 +132,18 @@ def attention_backward(
     (plan, launches), kept = call, workspace.of_device(device_id)
     with kept.lock:
         memory = kept.take(plan.workspace_words)
-        start = memory.data.ptr
-        places = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums, plan.turns, plan.drawn
-        numbers = [start + 4 * place if place >= 0 else 0 for place in places]
+        start, chains = memory.data.ptr, -1 if plan.chains is None else plan.chains.place
+        rows = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums
+        places = *rows, plan.turns, plan.drawn, chains
         for name in wanted if problem.kv != "Dense" else ():
             _clear_rows(name, arrays[name], problem, extras)
-        chains, sums = _cleared(plan, memory, others)
+        sums = _cleared(plan, memory, others)
         addresses = (
             *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
             lse.data.ptr,
-            *numbers,
             extras.arrays[_SINKS].data.ptr if sinks else 0,
             sinks[0].data.ptr if sinks else 0,
-            chains,
+            *(start + 4 * place if place >= 0 else 0 for place in places),
             *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
             *extras.addresses(plan.variant),
         )
@@ -173,8 +172,8 @@ def _clear_rows(name: str, gradient: Array, problem: Problem, extras: Extras) ->
         gradient.transpose(order).fill(0)
 
 
-def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> tuple[int, Any]:
-    """Set sums, and chains, to 0; return the address of the chains, and the sums."""
+def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> list[Array]:
+    """Set sums, and chains, to 0; return the sums."""
     first, end = plan.cleared
     if first < end:
         memory[first:end].fill(0)
@@ -183,7 +182,7 @@ def _cleared(plan: BackwardPlan, memory: Array, gradients: Sequence[Array]) -> t
         if sums.place < 0:
             gradient.fill(0)
         found.append(gradient if sums.place < 0 else memory[sums.place : sums.place + sums.size])
-    return 0 if plan.chains is None else memory.data.ptr + 4 * plan.chains.place, found
+    return found
 
 
 def _taken(given: dict[str, Array], wanted: dict[str, Array], negative: bool) -> dict[str, Array]:
@@ -239,15 +238,15 @@ def _prepare(
     if plan.chains is not None:
         known |= plan.chains.numbers
     strides = placed(plan.problem.reads, ndim, plan.problem.sizes, extras)
+    with_maps = {name: spec for name, spec in BACKWARD_KERNELS.items() if spec.tma}
     launches = []
     for step in plan.steps:
-        spec, score = BACKWARD_KERNELS.get(step.instance.kernel), step.instance.score
-        tma = spec is not None and spec.tma
+        spec, score = with_maps.get(step.instance.kernel), step.instance.score
         variant = plan.variant._replace(score=score)
-        layout = Layout(variant, parameter(score, variant.kv, tma))
+        layout = Layout(variant, parameter(score, variant.kv, tma=spec is not None))
         of_score = layout.of_score(plan.problem, strides if score else ())
-        content = layout.filled(layout.numbers(known | of_score))
-        if spec is not None and spec.tma:
+        content = layout.filled(known | of_score)
+        if spec is not None:
             content = _maps(plan, spec.copied_rows or variant.bm, arrays) + content
         launch = launcher(
             jit.kernel(step.instance, device, device_id),

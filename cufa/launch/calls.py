@@ -181,21 +181,19 @@ def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     addresses = []
     for i, array in enumerate(extras.flat):
         if array is None:
-            infos.append(None)
-            addresses.append(0)
-            continue
-        if not isinstance(array, _ndarray):
+            info, address = None, 0
+        elif isinstance(array, _ndarray):
+            data, dtype = array.data, array.dtype
+            address = data.ptr
+            if data.device_id != device_id or address % dtype.itemsize:
+                return None
+            info = array.shape, array.strides, dtype
+        else:
             kinds = getattr(array, "kinds", None) if i == _BLOCK_MASK else None
             if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
                 return None
-            infos.append(array.key)
-            addresses.append(0)
-            continue
-        data, dtype = array.data, array.dtype
-        address = data.ptr
-        if data.device_id != device_id or address % dtype.itemsize:
-            return None
-        infos.append((array.shape, array.strides, dtype))
+            info, address = array.key, 0
+        infos.append(info)
         addresses.append(address)
     return tuple(infos), tuple(addresses)
 

@@ -40,22 +40,15 @@ class DecodeLayout(ParameterLayout):
 
     def of_plan(self, plan: DecodePlan, problem: Problem) -> list[float]:
         """As in `ParameterLayout`."""
-        heads_kv, row_tiles = problem.heads_kv, plan.row_tiles
-        known = {
+        sizes = "batch", "heads_q", "heads_kv", "head_dim", "head_dim_v"
+        known: dict[str, float] = {
             "scale_log2": scale_log2(problem.scale),
             "unified_max": (problem.unified_max or 0.0) * LOG2_E,
-            "batch": problem.batch,
-            "heads_q": problem.heads_q,
-            "heads_kv": heads_kv,
-            "head_dim": problem.head_dim,
-            "head_dim_v": problem.head_dim_v,
-            "splits": plan.splits,
-            "slack": plan.slack,
-            "spread": plan.spread,
-            "ends": plan.ends,
+            **{name: getattr(problem, name) for name in sizes},
+            **{name: getattr(plan, name) for name in ("splits", "slack", "spread", "ends")},
             **named_divisor("group", problem.group),
-            **named_divisor("row_tiles", row_tiles),
-            **named_divisor("units", heads_kv * row_tiles),
+            **named_divisor("row_tiles", plan.row_tiles),
+            **named_divisor("units", problem.heads_kv * plan.row_tiles),
             **named_divisor("blocks", plan.grid),
             **named_divisor("parts", plan.parts),
         }

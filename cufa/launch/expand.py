@@ -21,14 +21,14 @@ def expand(held: Held, out: Array) -> None:
     ----------
     held : Held
         Rows go on in memory to whole chunks of 16 bytes.
-    out : cupy.ndarray, (batch, heads_kv, length, columns)
-        Columns are contiguous, and whole chunks as well.
+    out : cupy.ndarray, (batch, heads_kv, length, head_dim)
+        Rows are contiguous, and go on in memory to whole chunks as well.
     """
-    batch, heads, seq, columns = out.shape
+    batch, heads, seq, dim = out.shape
     if not out.size:
         return
     parameter = np.zeros(1, SPEC.params)
-    p, chunks = parameter[0], columns // CHUNK
+    p, chunks = parameter[0], -(-dim // CHUNK)
     tensors = {"values": held.values, "scales": held.scales, "mean": held.mean, "out": out}
     for name, array in tensors.items():
         p[name] = tensor(array)

@@ -145,7 +145,7 @@ def _made(
     known |= layout.of_score(problem, placed(problem.reads, ndim, problem.sizes, extras))
     for name, each in operands._asdict().items():
         known[f"scales_{name}.stride"], known[f"scales_{name}.block_log2"] = each.numbers
-    content = _maps(operands, tile.bn) + layout.filled(layout.numbers(known))
+    content = _maps(operands, tile.bn) + layout.filled(known)
     tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
     if (is_uneven(problem.score) or kv in LENGTHS) and tiles > 2 * plan.grid:

@@ -86,22 +86,3 @@ class PreparedLaunch:
         free_buffers.append(buffer)
         if low:
             refill()
-
-
-class Launches:
-    """Launches one after the other, of the same addresses.
-
-    Parameters
-    ----------
-    each : tuple of PreparedLaunch
-    """
-
-    __slots__ = ("_each",)
-
-    def __init__(self, each: tuple[PreparedLaunch, ...]) -> None:
-        self._each = each
-
-    def __call__(self, *addresses: int) -> None:
-        """Launch all on the current stream, with these addresses in their places."""
-        for launch in self._each:
-            launch(*addresses)

@@ -46,9 +46,8 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     parameter = np.zeros(1, SPEC.params)
     p = parameter[0]
     p["out"], p["lse"], p["others"] = address(written), address(lse), address(others)
-    for name, array in (("of_out", written), ("of_parts", outs[0]), ("of_part_lses", lses[0])):
-        _, *steps = tensor(array)
-        p[name] = tuple(steps)
+    steps = (tensor(array)[1:] for array in (written, outs[0], lses[0]))
+    p["of_out"], p["of_parts"], p["of_part_lses"] = steps
     _, p["heads"], p["seq"], p["head_dim"] = out.shape
     p["rows"], p["parts"] = lse.size, len(outs)
     p["part"][: len(parts)] = parts[:MAX_PARTS]

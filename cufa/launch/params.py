@@ -104,9 +104,9 @@ class Layout:
         """Return all numbers in order, by name: 0 for addresses, and for those that are unknown."""
         return [known.get(name, 0) for name in self._places]
 
-    def filled(self, numbers: Sequence[float]) -> bytes:
-        """Return what follows tensor maps."""
-        return self._struct.pack(*numbers)
+    def filled(self, known: Mapping[str, float]) -> bytes:
+        """Return what follows tensor maps, of numbers by name, as `numbers`."""
+        return self._struct.pack(*self.numbers(known))
 
     def of_score(self, problem: Problem, strides: tuple[Ints, ...]) -> dict[str, float]:
         """Return the numbers of a score's parts, and of lengths, by name.
@@ -158,8 +158,6 @@ class ParameterLayout(Layout):
         itemsize = DTYPES[variant.dtype].bytes
         of_kv = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
         self._itemsizes = itemsize, of_kv, of_kv, itemsize
-        seq_q, seq_kv = self._places["seq_q"], self._places["seq_kv"]
-        self._lengths = slice(seq_q, seq_kv + 1)
 
     def places_of(self, extras: Extras) -> tuple[AddressSlot, ...]:
         """Return where the addresses of tensors and extras go, as `places`."""
@@ -202,11 +200,11 @@ class ParameterLayout(Layout):
         for (batch, head, seq, _), size in zip(strides, self._itemsizes, strict=True):
             numbers[at : at + 4] = 0, batch // size, head // size, seq // size
             at += 4
-        numbers[self._lengths] = problem.seq_q, problem.seq_kv
-        for name, number in self.of_extras(problem, of_arrays, extras).items():
+        known = {"seq_q": problem.seq_q, "seq_kv": problem.seq_kv}
+        for name, number in (known | self.of_extras(problem, of_arrays, extras)).items():
             if name in self._places:
                 numbers[self._places[name]] = number
-        return self.filled(numbers)
+        return self._struct.pack(*numbers)
 
     def of_extras(
         self, problem: Problem, of_arrays: tuple[Ints, ...], extras: Extras
