@@ -285,7 +285,7 @@ def test_a_device_that_fails_has_the_lengths_of_before(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("cufa.launch.launch.PreparedLaunch.__call__", fail)
+        patch.setattr("cufa.launch.launch.taken_buffer", fail)
         with pytest.raises(MemoryError):
             cache.append(k, v)
     np.testing.assert_array_equal(cache.lengths.get(), [3, 3, 0])

@@ -16,6 +16,7 @@ from cufa.cpu import append as cpu
 from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
 from cufa.launch import expand as launch_expand
+from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
 from cufa.problem.tokens import Held, Tokens
 from cufa.remembered import remember
@@ -89,7 +90,7 @@ class Layer:
         self._expand: Any = cpu_expand if store.xp is np else launch_expand
         self._own = [x for x in (self.k, self.v, *scales) if x is not None]
         self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
-        self._launches: dict[Key | None, launch.Launch] = {}
+        self._launches: dict[Key | None, Launch] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
         """Check new tokens. Nothing is written.

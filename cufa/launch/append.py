@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.auxiliary import address, are_aligned, tensor
 from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.capture import refuse_copy
+from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
@@ -27,9 +27,6 @@ _OFFSETS = {name.removesuffix(".data"): offset for name, offset, _ in numbers_of
 _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_NAMES))
 _PREPARED = 256  # launches that are remembered
 _WARP = 32  # threads
-
-Launch = Callable[..., None]
-"""Writes tokens, given `addresses`."""
 
 _prepared: dict[Key, Launch] = {}
 

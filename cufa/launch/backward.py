@@ -14,7 +14,7 @@ from cufa.launch import workspace
 from cufa.launch.array_sums import finishing, wanted_of
 from cufa.launch.capture import refuse_copy
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.launch import PreparedLaunch, launcher
+from cufa.launch.launch import Launch, launcher, prepared_launch
 from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import AddressSlot, Key
 from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
@@ -54,7 +54,7 @@ class _Prepared(NamedTuple):
     """
 
     plan: BackwardPlan
-    launches: tuple[PreparedLaunch, ...]
+    launches: tuple[Launch, ...]
 
 
 _prepared: dict[Key, _Prepared] = {}
@@ -252,7 +252,7 @@ def _prepare(
             jit.kernel(step.instance, device, device_id),
             *((step.grid, 1, 1), step.threads, step.instance.smem_bytes),
         )
-        launches.append(PreparedLaunch(launch, content, _places(plan, layout, extras)))
+        launches.append(prepared_launch(launch, content, _places(plan, layout, extras)))
     for i, sums in enumerate(plan.sums):
         last = finishing(sums, len(_ADDRESSES) + 2 * i)
         if last is not None:

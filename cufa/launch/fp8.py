@@ -9,7 +9,7 @@ from cufa.arrays import Array, Ints
 from cufa.compiler import jit
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
-from cufa.launch.launch import PreparedLaunch, launcher
+from cufa.launch.launch import Launch, launcher, prepared_launch
 from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
@@ -68,7 +68,7 @@ class Operands(NamedTuple):
     v: Operand
 
 
-_prepared: dict[Key, PreparedLaunch] = {}
+_prepared: dict[Key, Launch] = {}
 
 
 def attention(
@@ -128,7 +128,7 @@ def _made(
     extras: Extras,
     ndim: int,
     device_id: int,
-) -> PreparedLaunch:
+) -> Launch:
     """Return the launch of calls like this one."""
     device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
     columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
@@ -156,7 +156,7 @@ def _made(
     launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
     addresses = ((name, i) for i, name in enumerate(_ADDRESSES))
     places = layout.places(addresses, len(_ADDRESSES), extras)
-    return PreparedLaunch(launch, content, places, memory)
+    return prepared_launch(launch, content, places, memory)
 
 
 def _maps(operands: Operands, bn: int) -> bytes:

@@ -10,7 +10,7 @@ from cufa.arrays import Ints
 from cufa.features.parts import is_uneven
 from cufa.launch import counters, scratch
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.launch import Launcher, Memory, PreparedLaunch, launcher
+from cufa.launch.launch import Launch, Launcher, Memory, launcher, prepared_launch
 from cufa.launch.params import AttentionLayout, FourInts, ParameterLayout, encoded_map
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
@@ -77,7 +77,7 @@ class LoadedKernel:
         address: int,
         numbers: tuple[Ints, ...],
         extras: Extras,
-    ) -> PreparedLaunch:
+    ) -> Launch:
         """Return a launch that is given the addresses of q, k, v, the result, its LSE and extras.
 
         Parameters
@@ -99,7 +99,7 @@ class LoadedKernel:
         content = self._layout.of_call(of_plan, problem, strides, numbers, extras)
         if self.tma:
             content = self._maps_of(plan, shapes, strides, address) + content
-        return PreparedLaunch(launch, content, self._places, memory)
+        return prepared_launch(launch, content, self._places, memory)
 
     def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
         """Return what all launches of a plan have in common; made once."""

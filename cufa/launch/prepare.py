@@ -14,7 +14,7 @@ from cufa.compiler import jit
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.capture import is_capturing
-from cufa.launch.launch import PreparedLaunch
+from cufa.launch.launch import Launch
 from cufa.launch.loaded import LoadedKernel
 from cufa.launch.signature import Key, Signature
 from cufa.launch.views import Extent, Viewer, Views
@@ -38,7 +38,7 @@ class PreparedCall(NamedTuple):
 
     Attributes
     ----------
-    launch : PreparedLaunch
+    launch : callable
         It is given the addresses of q, k, v, the result and its LSE, and those of `Extras.flat` and
         the seed, or that of the workspace.
     variant : Variant
@@ -56,7 +56,7 @@ class PreparedCall(NamedTuple):
         out.
     """
 
-    launch: PreparedLaunch
+    launch: Launch
     variant: Variant
     shape: Ints
     lse_shape: Ints
