@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -114,19 +113,14 @@ class LoadedKernel:
 
     def _memory(self, plan: Plan | DecodePlan, problem: Problem) -> Memory | None:
         """Return what gives the blocks of each launch the memory that they share, if they do."""
-        take: Callable[[], Any]
+        word = self._layout.memory_word
         if isinstance(plan, DecodePlan):
             floats = plan.partial_floats
-            if not floats:
-                return None
-            take = partial(self._scratch.take, floats)
-        else:
-            tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
-            # With fewer, each block has its own: see next_tile in kernels/scheduler_sm90.cuh.
-            if not (self._draws_tiles and tiles > 2 * plan.grid):
-                return None
-            take = self._counters.take
-        return self._layout.memory_word, take
+            return (word, partial(self._scratch.take, floats)) if floats else None
+        tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
+        # With fewer, each block has its own: see next_tile in kernels/scheduler_sm90.cuh.
+        draws = self._draws_tiles and tiles > 2 * plan.grid
+        return (word, self._counters.take) if draws else None
 
     def _maps_of(
         self, plan: Plan | DecodePlan, shapes: FourInts, strides: FourInts, address: int

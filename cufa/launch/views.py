@@ -120,9 +120,7 @@ class Viewer:
         (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), _ = strides
         return (
             self._may_be_plain
-            and aligned[0]
-            and aligned[1]
-            and aligned[2]
+            and all(aligned)
             and q3 == self._itemsize
             and k3 == v3 == self._kv_itemsize
             and (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) % ALIGNMENT == 0
