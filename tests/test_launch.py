@@ -23,7 +23,6 @@ from cufa.compiler import jit
 from cufa.features.causal import Causal
 from cufa.features.window import Window
 from cufa.launch import calls, counters, loaded, prepare, scratch
-from cufa.launch.signature import Signature
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.planner.rules import KEY_STEP
@@ -468,7 +467,7 @@ def test_plain_arrays_are_prepared_like_others(
         (kind,) = calls._prepared.values()
         key, address = kind.latest[0], call["q"].data.ptr
         plain = kind._plain(key, address)
-        other = kind._prepared(Signature._make(key), address, kind._planner)
+        other = kind._prepared(key, address, kind._planner)
         assert plain is not None
         assert other is not None
         assert parameter_of(plain.launch) == parameter_of(other.launch)

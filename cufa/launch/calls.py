@@ -131,7 +131,6 @@ def replay(
         if described is None:
             return None
         infos, addresses = described
-    # As `Signature`, which takes longer to make.
     key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, into, infos)
     latest, call = prepared.latest
     if key != latest:
