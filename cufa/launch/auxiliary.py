@@ -1,4 +1,4 @@
-"""Launches of kernels that compute no attention, which need no plan: their specs say all."""
+"""Launches of kernels that are an `Instance`, and what such a kernel is given of arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array, Ints
 from cufa.compiler import jit
-from cufa.launch.launch import Launch, launcher, prepared_launch
+from cufa.launch.launch import Launch, Memory, launcher, prepared_launch
 from cufa.launch.signature import AddressSlot
 from cufa.specs import AUXILIARY_KERNELS
 from cufa.specs.instance import Instance
@@ -45,6 +45,7 @@ def prepared(
     parameter: Any,
     places: Sequence[AddressSlot] = (),
     threads: int = 0,
+    memory: Memory | None = None,
 ) -> Launch:
     """Return a launch on the current device; the kernel is compiled if need be.
 
@@ -53,7 +54,7 @@ def prepared(
     instance : Instance
     grid : int or tuple of int
         Blocks, along one axis or two.
-    parameter, places
+    parameter, places, memory
         As in `prepared_launch`.
     threads : int
         Threads of a block, if the kernel's spec does not say them.
@@ -65,4 +66,4 @@ def prepared(
     blocks, rows = (grid, 1) if isinstance(grid, int) else grid
     threads = threads or AUXILIARY_KERNELS[instance.kernel].threads
     launch = launcher(function, (blocks, rows, 1), threads, instance.smem_bytes)
-    return prepared_launch(launch, parameter, tuple(places))
+    return prepared_launch(launch, parameter, tuple(places), memory)

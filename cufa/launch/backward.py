@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array, Operands, copied, readable, whole_chunks
-from cufa.compiler import jit
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
 from cufa.launch.array_sums import finishing, wanted_of
+from cufa.launch.auxiliary import prepared
 from cufa.launch.capture import refuse_copy
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.launch import Launch, launcher, prepared_launch
+from cufa.launch.launch import Launch
 from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import AddressSlot, Key
 from cufa.planner.array_sums import CHAINS, IN_TURN, Wanted
@@ -238,21 +238,19 @@ def _prepare(
     if plan.chains is not None:
         known |= plan.chains.numbers
     strides = placed(plan.problem.reads, ndim, plan.problem.sizes, extras)
+    variant = plan.variant
+    of_variant = variant.kv, (variant.bm, variant.bn)
     with_maps = {name: spec for name, spec in BACKWARD_KERNELS.items() if spec.tma}
     launches = []
     for step in plan.steps:
         spec, score = with_maps.get(step.instance.kernel), step.instance.score
-        variant = plan.variant._replace(score=score)
-        layout = Layout(variant, parameter(score, variant.kv, tma=spec is not None))
+        layout = Layout(parameter(score, variant.kv, tma=spec is not None), score, *of_variant)
         of_score = layout.of_score(plan.problem, strides if score else ())
         content = layout.filled(known | of_score)
         if spec is not None:
             content = _maps(plan, spec.copied_rows or variant.bm, arrays) + content
-        launch = launcher(
-            jit.kernel(step.instance, device, device_id),
-            *((step.grid, 1, 1), step.threads, step.instance.smem_bytes),
-        )
-        launches.append(prepared_launch(launch, content, _places(plan, layout, extras)))
+        places = _places(plan, layout, extras)
+        launches.append(prepared(step.instance, step.grid, content, places, step.threads))
     for i, sums in enumerate(plan.sums):
         last = finishing(sums, len(_ADDRESSES) + 2 * i)
         if last is not None:

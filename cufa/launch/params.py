@@ -25,7 +25,6 @@ from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS_ALIGNMENT
 from cufa.specs.structs import numbers_of
-from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 _LARGEST = 4096  # bytes, of a kernel's parameters
@@ -41,9 +40,14 @@ class Layout:
 
     Parameters
     ----------
-    variant : TemplateArguments
     dtype : dtype
         Dtype of the parameter.
+    score : tuple of str
+        The parts of the score.
+    kv : str
+        How Q, K and V are found.
+    tile : tuple of int
+        Rows and keys of a tile, for scores with a `cufa.BlockMask`.
 
     Attributes
     ----------
@@ -53,7 +57,9 @@ class Layout:
         Offsets of all numbers by name, in 64-bit words.
     """
 
-    def __init__(self, variant: TemplateArguments, dtype: np.dtype) -> None:
+    def __init__(
+        self, dtype: np.dtype, score: tuple[str, ...], kv: str, tile: tuple[int, int] = (0, 0)
+    ) -> None:
         numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
         self.start, _ = numbers["params.q.data"]
         self.words = {name: offset // 8 for name, (offset, _) in numbers.items()}
@@ -61,10 +67,10 @@ class Layout:
         # In `filled`, the name of a number is without its struct.
         names = (name.split(".", 1)[1] for name in numbers if not name.startswith("maps."))
         self._places = {name: place for place, name in enumerate(names)}
-        self._tile = variant.bm, variant.bn
-        parts = [part_named(name) for name in variant.score]
+        self._tile = tile
+        parts = [part_named(name) for name in score]
         self._reads = [part for part in parts if part.reads]
-        lengths = LENGTHS.get(variant.kv, ())
+        lengths = LENGTHS.get(kv, ())
         self._sizes = [number.name for number in lengths if number.dtype != "u8"]
         self._has_more = bool(self._sizes or any(part.numbers for part in parts))
         # Of arrays besides tensors: `ARRAYS`, lengths, those of a caller's own expressions, a seed.
@@ -74,7 +80,7 @@ class Layout:
             for address in part.addresses:
                 of_part = ARRAYS.index(part.argument) if part.axes else next(which)
                 more.append((f"{part.name}.{address}", of_part))
-        if "Dropout" in variant.score:
+        if "Dropout" in score:
             more.append((f"Dropout.{SEED}", -1))
         self._more = more
 
@@ -153,7 +159,8 @@ class ParameterLayout(Layout):
     """
 
     def __init__(self, variant: Variant, addresses: Sequence[tuple[str, int]], memory: str) -> None:
-        super().__init__(variant, variant.parameter)
+        tile = variant.bm, variant.bn
+        super().__init__(variant.parameter, variant.score, variant.kv, tile)
         self.addresses, self.memory_word = addresses, self.words[memory]
         itemsize = DTYPES[variant.dtype].bytes
         of_kv = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
