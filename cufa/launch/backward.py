@@ -233,10 +233,9 @@ def _prepare(
         "kv_splits": plan.kv_splits,
         "split_heads": -(-problem.group // plan.kv_splits),
     }
+    of_sums = {} if plan.chains is None else plan.chains.numbers
     for sums in plan.sums:
-        known |= sums.numbers
-    if plan.chains is not None:
-        known |= plan.chains.numbers
+        of_sums |= sums.numbers
     strides = placed(plan.problem.reads, ndim, plan.problem.sizes, extras)
     variant = plan.variant
     of_variant = variant.kv, (variant.bm, variant.bn)
@@ -245,7 +244,7 @@ def _prepare(
     for step in plan.steps:
         spec, score = with_maps.get(step.instance.kernel), step.instance.score
         layout = Layout(parameter(score, variant.kv, tma=spec is not None), score, *of_variant)
-        of_score = layout.of_score(plan.problem, strides if score else ())
+        of_score = layout.of_score(plan.problem, strides if score else (), of_sums)
         content = layout.filled(known | of_score)
         if spec is not None:
             content = _maps(plan, spec.copied_rows or variant.bm, arrays) + content

@@ -26,9 +26,6 @@ _ROWS = 64  # of a box of Q or of O: a warpgroup's
 _PLANS = 1024  # of a variant, whose launches are remembered
 _MAPS = 1024  # tensor maps of a variant that are remembered
 
-_Described = tuple[Ints, Ints, Ints]
-"""A tensor map: shape and strides of the array; heads, rows and columns of a box."""
-
 _Planned = tuple[list[float], Launcher, Memory | None, Plan | DecodePlan]
 """The part of a launch that is the same for all lengths of a plan: numbers, and how it runs."""
 
@@ -61,7 +58,7 @@ class LoadedKernel:
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
         self._columns = panel_columns(variant.head_dim), panel_columns(variant.head_dim_v)
-        self._maps: dict[_Described, bytes] = {}
+        self._maps: dict[tuple[Ints, Ints, Ints], bytes] = {}
         self._planned: dict[Ints, _Planned] = {}
         # Blocks draw the tiles that wait for them, see kernels/scheduler_sm90.cuh.
         uneven = is_uneven(variant.score) or variant.kv in LENGTHS
@@ -127,13 +124,24 @@ class LoadedKernel:
     ) -> bytes:
         """Return the tensor maps of q, k, v and the result; arguments as in `prepared`."""
         assert isinstance(plan, Plan)
-        keys, rows, (columns, columns_v) = (1, self.variant.bn), (plan.pack, _ROWS), self._columns
-        boxes = (*rows, columns), (*keys, columns), (*keys, columns_v), (*rows, columns_v)
-        described = zip(shapes, strides, boxes, strict=True)
-        return b"".join(self._map(address, each) for each in described)
+        (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
+        pack, bn, (columns, columns_v) = plan.pack, self.variant.bn, self._columns
+        map_out = map_q = self._map(address, q, of_q, (pack, _ROWS, columns))
+        map_v = map_k = self._map(address, k, of_k, (1, bn, columns))
+        # V often lies as K does, and O as Q
+        alike = columns == columns_v
+        if not alike or k != v or of_k != of_v:
+            map_v = self._map(address, v, of_v, (1, bn, columns_v))
+        if not alike or q != out or of_q != of_out:
+            map_out = self._map(address, out, of_out, (pack, _ROWS, columns_v))
+        return b"".join((map_q, map_k, map_v, map_out))
 
-    def _map(self, address: int, described: _Described) -> bytes:
-        """Return the tensor map of an array, which often lies as one before."""
+    def _map(self, address: int, shape: Ints, strides: Ints, box: Ints) -> bytes:
+        """Return the tensor map of an array, which often lies as one before.
+
+        A box has a number of heads, rows and columns.
+        """
+        described = shape, strides, box
         encoded = self._maps.get(described)
         if encoded is None:
             encoded = encoded_map(self.variant.dtype, address, *described)

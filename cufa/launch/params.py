@@ -6,6 +6,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,8 @@ class Layout:
         self._reads = [part for part in parts if part.reads]
         lengths = LENGTHS.get(kv, ())
         self._sizes = [number.name for number in lengths if number.dtype != "u8"]
-        self._has_more = bool(self._sizes or any(part.numbers for part in parts))
+        of_parts = (number for part in parts for number in part.numbers)
+        self._own = [*(x.name for x in of_parts if x.dtype != "u8"), *self._sizes]
         # Of arrays besides tensors: `ARRAYS`, lengths, those of a caller's own expressions, a seed.
         which = itertools.count(len(ARRAYS))
         more = [(f"kv.{number.name}", next(which)) for number in lengths if number.dtype == "u8"]
@@ -114,7 +116,12 @@ class Layout:
         """Return what follows tensor maps, of numbers by name, as `numbers`."""
         return self._struct.pack(*self.numbers(known))
 
-    def of_score(self, problem: Problem, strides: tuple[Ints, ...]) -> dict[str, float]:
+    def of_score(
+        self,
+        problem: Problem,
+        strides: tuple[Ints, ...],
+        more: Mapping[str, float] = MappingProxyType({}),
+    ) -> dict[str, float]:
         """Return the numbers of a score's parts, and of lengths, by name.
 
         Parameters
@@ -122,16 +129,19 @@ class Layout:
         problem : Problem
         strides : tuple of tuple of int
             Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
+        more : mapping
+            Numbers of parts that are not of the problem, by name.
         """
-        if not self._has_more:
+        if not self._own:
             return {}
-        found = {name: getattr(problem, name) for name in self._sizes} | problem.numbers
+        sizes = {name: getattr(problem, name) for name in self._sizes}
+        found = {**sizes, **problem.numbers, **more}
         for part, numbers in zip(self._reads, strides, strict=True):
             if part.name == BLOCKS:
                 numbers = self._of_lists(problem, numbers)
             names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
             found |= dict(zip(names, numbers, strict=True))
-        return found
+        return {name: found[name] for name in self._own}
 
     def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
         """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""
@@ -162,9 +172,9 @@ class ParameterLayout(Layout):
         tile = variant.bm, variant.bn
         super().__init__(variant.parameter, variant.score, variant.kv, tile)
         self.addresses, self.memory_word = addresses, self.words[memory]
-        itemsize = DTYPES[variant.dtype].bytes
-        of_kv = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
-        self._itemsizes = itemsize, of_kv, of_kv, itemsize
+        self._itemsize = DTYPES[variant.dtype].bytes
+        self._kv_itemsize = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
+        self._lengths = slice(self._places["seq_q"], self._places["seq_kv"] + 1)
 
     def places_of(self, extras: Extras) -> tuple[AddressSlot, ...]:
         """Return where the addresses of tensors and extras go, as `places`."""
@@ -203,13 +213,15 @@ class ParameterLayout(Layout):
         extras : Extras
             Shapes, strides and dtypes of arrays.
         """
-        numbers, at = of_plan.copy(), 0
-        for (batch, head, seq, _), size in zip(strides, self._itemsizes, strict=True):
-            numbers[at : at + 4] = 0, batch // size, head // size, seq // size
-            at += 4
-        known = {"seq_q": problem.seq_q, "seq_kv": problem.seq_kv}
-        for name, number in (known | self.of_extras(problem, of_arrays, extras)).items():
-            if name in self._places:
+        (q, q1, q2, _), (k, k1, k2, _), (v, v1, v2, _), (o, o1, o2, _) = strides
+        size, of_kv, numbers = self._itemsize, self._kv_itemsize, of_plan.copy()
+        numbers[:16] = (  # Tensors come first.
+            *(0, q // size, q1 // size, q2 // size, 0, k // of_kv, k1 // of_kv, k2 // of_kv),
+            *(0, v // of_kv, v1 // of_kv, v2 // of_kv, 0, o // size, o1 // size, o2 // size),
+        )
+        numbers[self._lengths] = problem.seq_q, problem.seq_kv
+        if self._own or extras is not NO_EXTRAS:
+            for name, number in self.of_extras(problem, of_arrays, extras).items():
                 numbers[self._places[name]] = number
         return self._struct.pack(*numbers)
 

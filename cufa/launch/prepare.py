@@ -211,8 +211,8 @@ class PreparedCalls:
     def _prepared(
         self, key: Key, address: int, planner: Planner | TiledPlanner
     ) -> PreparedCall | None:
-        *arrays, aligned, out, infos = key
-        inputs = tuple(zip(arrays[::2], arrays[1::2], strict=True))
+        q, of_q, k, of_k, v, of_v, aligned, out, infos = key
+        inputs = (q, of_q), (k, of_k), (v, of_v)
         views = self._viewer.views(inputs)
         extras = self._extras.described(infos) if infos else NO_EXTRAS
         if extras.scales:
@@ -223,7 +223,7 @@ class PreparedCalls:
         if problem is None:
             return None
         result = views.shapes[3]
-        shape = (*key[0][:-1], result[3])
+        shape = (*q[:-1], result[3])
         if out is not None and out[0] != shape:
             raise ValueError(f"out has shape {out[0]}, but {shape} is needed")
         reads = self._reads

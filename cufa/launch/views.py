@@ -63,10 +63,12 @@ class Viewer:
         ValueError
             They have other numbers of axes.
         """
-        (q, _), (k, _), (v, _) = inputs
+        (q, of_q), (k, of_k), (v, of_v) = inputs
         if not 2 <= len(q) == len(k) == len(v) <= 4:
             raise ValueError("q, k and v need as many axes: 2, 3 or 4")
-        (q, of_q), (k, of_k), (v, of_v) = (self._bhsd(*each) for each in inputs)
+        q, of_q = self._bhsd(q, of_q)
+        k, of_k = self._bhsd(k, of_k)
+        v, of_v = self._bhsd(v, of_v)
         result = *q[:3], v[3]
         return Views((q, k, v, result), (of_q, of_k, of_v, self.made(result)))
 
