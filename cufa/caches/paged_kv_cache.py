@@ -165,10 +165,7 @@ class PagedKVCache(Cache):
         """
         self._store.refuse_capture("fork")
         check_sequence(sequence, self._store.in_use)
-        new = self.allocate()
-        try:
+        with self._store.changing():
+            new = self.allocate()
             self._store.move(np.array([sequence]), np.array([new]))
-        except BaseException:
-            self._store.in_use[new] = False
-            raise
         return new

@@ -207,14 +207,13 @@ def _is_legal(
     extras: Ints,
 ) -> bool:
     """Whether elements are where they may be, and so is `out`."""
-    size = q.itemsize
     addresses = q.data.ptr, k.data.ptr, v.data.ptr
     if any(address % x.itemsize for address, x in zip(addresses, (q, k, v), strict=True)):
         return False
     return out is None or (
         out.dtype == q.dtype
         and out.data.device_id == device_id
-        and out.data.ptr % size == 0
+        and out.data.ptr % q.itemsize == 0
         and call.is_apart(out.data.ptr, *addresses, *extras)
     )
 
