@@ -116,7 +116,7 @@ class GradientStage(Stage):
         self._backward = partial(
             backward.attention_backward,
             problem._replace(returns_lse=True),
-            backward.Tensors(q, k, v),
+            self.operands,
             Results(dout, given, lse),
             Gradients(*self.results),
             Extras(tuple(map(self.inputs.arrays.get, ARRAYS)), seed=seed),
