@@ -16,7 +16,6 @@ from cufa.arrays import Array, Ints, Operands, as_bhsd
 from cufa.checks import refuse_kernel
 from cufa.cpu import attention as cpu
 from cufa.cpu.functions import Functions, checked
-from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.dropout import check_dropout_seed
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.problem.parse import parse, restore_shape
@@ -139,10 +138,7 @@ def on_cpu(call: Call, arguments: Mapping[str, Any]) -> Any:
     result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=result.copy())
-    if call.problem.kv == "Dense":
-        _, lse = cpu.attention(call.problem, operands, functions)
-    else:
-        lse = attention_of_lengths(call.problem, operands, call.lengths, functions)
+    lse = cpu.attention(call.problem, operands, call.lengths, functions)
     if result is not operands.out:
         result[...] = operands.out
     return (out, lse.reshape(lse_shape)) if arguments["return_lse"] else out

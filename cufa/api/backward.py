@@ -17,7 +17,6 @@ from cufa.arrays import AnyArray, ArrayT, module_of_all
 from cufa.checks import check_flag, refuse_kernel
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.cpu.functions import differentiable
-from cufa.cpu.lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by
 from cufa.features.parts import ARRAYS
@@ -199,10 +198,7 @@ def gradients_of(
     gradients = made(wrt, named, host_functions.is_called)
     views = gradients.viewed(call.view, call.ndim)
     whole = call.problem, call.operands._replace(out=results.out), results, views
-    if call.problem.kv == "Dense":
-        on_cpu(*whole, host_functions)
-    else:
-        backward_of_lengths(*whole, call.lengths, host_functions)
+    on_cpu(*whole, call.lengths, host_functions)
     return returned(wrt, gradients, named)
 
 

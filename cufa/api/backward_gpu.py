@@ -83,6 +83,5 @@ def gradients_on_gpu(
     for name, array in found.items():
         if name not in WRT and name not in mods.sums:  # the function only refers to it
             array.fill(0)
-    tensors = backward.Tensors(operands.q, operands.k, operands.v)
-    backward.attention_backward(problem, tensors, results, views, extras, deterministic, call.ndim)
+    backward.attention_backward(problem, operands, results, views, extras, deterministic, call.ndim)
     return tuple(found.values())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.attention import attend, plan
-from cufa.cpu.kv import KV, Dense, Paged, Scaled
+from cufa.cpu.attention import attend, steps_of
+from cufa.cpu.functions import NO_FUNCTIONS
+from cufa.cpu.kv import KV
+from cufa.cpu.runs import Run, padded
 from cufa.problem.parse_decode import DecodeOperands
 from cufa.problem.problem import Problem
 from cufa.quantized.e4m3 import E4M3
@@ -35,29 +37,17 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     p, (q, k_cache, v_cache, lengths, table, out, score_arrays, scales) = problem, operands
     if p.kv_dtype == E4M3.name:
         k_cache, v_cache = k_cache.view(E4M3), v_cache.view(E4M3)  # of uint8
-    of_scales = tuple(scale[..., None] for scale in scales)
-    call, lse = (
-        Operands(q, k_cache, v_cache, out, score_arrays),
-        np.empty(out.shape[:3], np.float32),
-    )
-    if lse.size == 0:
-        return lse
+    caches = k_cache, v_cache, *(scale[..., None] for scale in scales)
+    lse = np.empty(out.shape[:3], np.float32)
+    call = Operands(q, k_cache, v_cache, out, score_arrays)
     with np.errstate(all="ignore"):  # as in `attention`
         for i in range(p.batch):
+            one = slice(i, i + 1)
             length = p.seq_kv if lengths is None else int(lengths[i])
             of_one = p._replace(batch=1, seq_kv=length, kv="Dense")
-            one = slice(i, i + 1)
-
-            def found(
-                k: np.ndarray, v: np.ndarray, heads: slice, i: int = i, one: slice = one
-            ) -> KV:
-                if table is None:
-                    return Dense(k[one, heads], v[one, heads])
-                return Paged(k[:, heads], v[:, heads], table[i])
-
-            def kv_of(heads: slice, found: Callable[..., KV] = found) -> KV:
-                values = found(k_cache, v_cache, heads)
-                return Scaled(values, found(*of_scales, heads)) if of_scales else values
-
-            attend(of_one, plan(of_one), one, call, lse, kv_of)
+            run = Run(one, *2 * [partial(padded, one, None)])
+            blocks, pages = (one, None) if table is None else (slice(None), table[i])
+            for step in steps_of(of_one, run, call, NO_FUNCTIONS):
+                kv = KV(*(x[blocks, step.heads_kv] for x in caches), table=pages)
+                attend(step, call, kv, lse)
     return lse

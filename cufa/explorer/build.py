@@ -27,9 +27,8 @@ class Built(NamedTuple):
 
 def _build(variant: Variant | Instance, arch: str) -> Built:
     started = time.perf_counter()
-    compiled: Compiled | CompileError
     try:
-        compiled = nvrtc.compile_variant(variant, arch)
+        compiled: Compiled | CompileError = nvrtc.compile_variant(variant, arch)
     except CompileError as error:
         compiled = error
     return Built(variant, compiled, time.perf_counter() - started)
