@@ -63,7 +63,9 @@ class Operands(NamedTuple):
     """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
 
     `score_arrays` are the arrays that parts of the score read, by argument, with all of the part's
-    axes, on the CPU only. `seed` is that of a dropout.
+    axes, on the CPU only. `seed` is that of a dropout. `lengths` are the arrays that say how long
+    sequences are, by argument, in order. `scales` are those of K and of V in a cache of 8 bits,
+    (batch, heads, capacity), or (pages, heads, page_size).
     """
 
     q: Array
@@ -72,6 +74,8 @@ class Operands(NamedTuple):
     out: Array
     score_arrays: Mapping[str, Array] = MappingProxyType({})
     seed: int = 0
+    lengths: Mapping[str, Array | None] = MappingProxyType({})
+    scales: tuple[Array, ...] = ()
 
 
 # --- kinds and views ---
@@ -152,7 +156,12 @@ def _way_out(name: str, array: object) -> str:
 
 
 def as_bhsd(array: Array, layout: str) -> Array:
-    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1."""
+    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1.
+
+    With layout "thd" the array is (tokens, heads, head_dim), and the batch has length 1.
+    """
+    if layout == "thd":
+        return array.swapaxes(0, 1)[None]
     if array.ndim == 2:
         return array[None, None]
     if array.ndim == 3:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -10,20 +9,27 @@ import numpy as np
 from cufa import device as devices
 from cufa.api.options import DecodeOptions, Layout, Window
 from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
+from cufa.arrays import AnyArray, Array, ArrayT, Operands, as_bhsd
 from cufa.checks import check_flag, check_integer, refuse_kernel
 from cufa.cpu import decode as cpu
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
+from cufa.launch.prepare import PreparedCalls
 from cufa.planner.attention import Planner
 from cufa.problem.extras import Extras
 from cufa.problem.parse import restore_shape
-from cufa.problem.parse_decode import DecodeOperands, parse_decode
+from cufa.problem.parse_decode import parse_decode
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_CHOICES = (
+    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "scale"),
+    *("layout", "num_splits", "unified_max"),
+)
+_OTHERS = ("lengths", "block_table", "k_scale", "v_scale", "alibi_slopes", "sinks")
 
 
 @overload
@@ -202,8 +208,8 @@ def decode(
     if other_names:
         refuse(decode, other_names)
     choices = (
-        *(causal, window, attention_chunk, softcap, scale, layout),
-        *(num_splits, unified_max, return_lse, kernel),
+        *(return_lse, window, kernel, causal, attention_chunk, softcap, scale),
+        *(layout, num_splits, unified_max),
     )
     others = lengths, block_table, k_scale, v_scale, alibi_slopes, sinks
     return decode_padded(q, k_cache, v_cache, out, choices, others)
@@ -225,16 +231,16 @@ def decode_padded(
     q, k_cache, v_cache, out
         As in `decode`.
     choices : tuple
-        The arguments of `decode` from `causal` on that are no arrays, in the order below.
+        The arguments of `decode` that are no arrays, as `_CHOICES`.
     others : tuple
-        Its other arrays, in the order below.
+        Its other arrays, as `_OTHERS`.
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
     """
-    causal, window, attention_chunk, softcap, scale, layout, *of_run = choices
-    num_splits, unified_max, return_lse, kernel = of_run
     lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
+    if isinstance(q, np.ndarray):
+        return _on_cpu(q, k_cache, v_cache, out, choices, others)
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
@@ -244,61 +250,69 @@ def decode_padded(
     if not (k_scale is v_scale is None):
         scales = k_scale, v_scale
         dtypes = *dtypes, *map(calls.dtype_of, scales)
-    key = calls.key_of(choices, window, kernel)
-    options = "cufa.decode", block_table is None, padded, key, dtypes
+    read = "decode", block_table is None, padded, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
-    result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
-    if result is not None:
-        return result
-    arguments = locals()
-    check_flag("return_lse", return_lse)
-    if num_splits is not None:
-        num_splits = check_integer("num_splits", num_splits, "an integer or None")
-        if num_splits < 1:
+    given = others, padded
+    return calls.run(q, k_cache, v_cache, out, choices, read, extras, _new_kind, given)
+
+
+def _checked(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    out: Array | None,
+    choices: tuple[Any, ...],
+    others: tuple[Array | None, ...],
+) -> tuple[Problem, Operands, dict[str, Any]]:
+    """Check a call in full; return its arguments by name, too."""
+    arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
+    arguments |= zip(_CHOICES, choices, strict=True)
+    arguments |= zip(_OTHERS, others, strict=True)
+    check_flag("return_lse", arguments["return_lse"])
+    if arguments["num_splits"] is not None:
+        parts = check_integer("num_splits", arguments["num_splits"], "an integer or None")
+        if parts < 1:
             raise ValueError(
-                "num_splits must be at least 1, or None to choose (flash-attn's 0), not "
-                f"{num_splits}"
+                f"num_splits must be at least 1, or None to choose (flash-attn's 0), not {parts}"
             )
-    problem, operands, xp = parse_decode(arguments)
-    if xp is np:
-        refuse_kernel(kernel)
-        return _on_cpu(problem, operands, arguments)
-    if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
-        # A kernel that cannot be is refused all the same.
+        arguments["num_splits"] = parts
+    problem, operands, _ = parse_decode(arguments)
+    return problem, operands, arguments
+
+
+def _new_kind(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    out: Array | None,
+    choices: tuple[Any, ...],
+    extras: Extras,
+    others: tuple[Array | None, ...],
+    padded: bool,
+) -> PreparedCalls:
+    """Check a call on CuPy arrays, and return its kind; as `cufa.launch.calls.run` wants it."""
+    problem, _, given = _checked(q, k_cache, v_cache, out, choices, others)
+    kernel, num_splits = given["kernel"], given["num_splits"]
+    if problem.is_empty:  # a kernel that cannot be is refused all the same
         Planner(problem, devices.current(), kernel, num_splits=num_splits)(problem)
-        return _nothing(problem, arguments)
-    on_device = map(calls.on_device, ("lengths", "block_table"), extras.lengths)
-    extras = extras._replace(lengths=tuple(on_device))
-    return calls.run(
-        *(q, k_cache, v_cache, out, return_lse, options, extras, problem, layout, kernel),
-        num_splits=num_splits,
-        padded=padded,
+    return PreparedCalls(
+        problem, given["layout"], extras, kernel, num_splits=num_splits, padded=padded
     )
 
 
-def _nothing(problem: Problem, arguments: Mapping[str, Any]) -> Any:
-    """Return the results on the GPU where there are no keys, or no queries."""
-    import cupy
-
-    q, out, sinks = (arguments[name] for name in ("q", "out", "sinks"))
-    shape, lse_shape = restore_shape(problem, 4, arguments["layout"])
+def _on_cpu(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    out: Array | None,
+    choices: tuple[Any, ...],
+    others: tuple[Array | None, ...],
+) -> Any:
+    problem, operands, given = _checked(q, k_cache, v_cache, out, choices, others)
+    refuse_kernel(given["kernel"])
     if out is None:
-        out = cupy.empty(shape, q.dtype)
-    if out.size:
-        out[...] = 0
-    if not arguments["return_lse"]:
-        return out
-    lse = cupy.empty(lse_shape, np.float32)
-    if lse.size:
-        lse[...] = -np.inf if sinks is None else sinks[:, None]
-    return out, lse
-
-
-def _on_cpu(problem: Problem, operands: DecodeOperands, arguments: Mapping[str, Any]) -> Any:
-    out, layout = arguments["out"], arguments["layout"]
-    if out is None:
-        shape, _ = restore_shape(problem, 4, layout)
-        out = np.empty(shape, arguments["q"].dtype)
-        operands = operands._replace(out=as_bhsd(out, layout))
+        shape, _ = restore_shape(problem, 4, given["layout"])
+        out = np.empty(shape, q.dtype)
+        operands = operands._replace(out=as_bhsd(out, given["layout"]))
     lse = cpu.decode(problem, operands)
-    return (out, lse) if arguments["return_lse"] else out
+    return (out, lse) if given["return_lse"] else out

@@ -253,8 +253,8 @@ class Cache(Layers):
                 "keys adds to each; make the cache with smooth=False"
             )
         choices = (
-            *(causal, window, attention_chunk, softcap, scale, self._store.layout),
-            *(num_splits, unified_max, return_lse, kernel),
+            *(return_lse, window, kernel, causal, attention_chunk, softcap, scale),
+            *(self._store.layout, num_splits, unified_max),
         )
         scales = held.k_scale, held.v_scale
         others = held.lengths, held.block_table, *scales, alibi_slopes, sinks

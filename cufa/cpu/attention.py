@@ -119,7 +119,7 @@ def attention(
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     Keys that a causal mask hides never reach a result, NaN included.
     """
-    q, k, v, out, score_arrays, _ = operands
+    q, k, v, out, score_arrays, *_ = operands
     if problem.of(Dropout) and "numbers" not in score_arrays:
         score_arrays = {**score_arrays, "numbers": numbers(problem.batch, problem.heads_q)}
     if out is None:
@@ -151,7 +151,7 @@ def attend(
     functions: Functions = NO_FUNCTIONS,
 ) -> None:
     """Compute attention of some sequences, step by step; `kv_of` finds K and V of some heads."""
-    q, _, _, out, score_arrays, seed = operands
+    q, _, _, out, score_arrays, seed, *_ = operands
     for kv in spans(0, problem.heads_kv, step.heads_kv):
         heads = slice(kv.start * step.group, kv.stop * step.group)
         tiles, of_step = kv_of(kv), functions.of(batch, heads)

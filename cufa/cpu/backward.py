@@ -54,7 +54,7 @@ def attention_backward(
     -----
     FlashAttention-2 (Dao 2023, algorithm 2).
     """
-    q, k, v, _, score_arrays, seed = operands
+    q, k, v, _, score_arrays, seed, *_ = operands
     if results.lse.size == 0:  # there may be heads of keys without one of queries
         for gradient in (into.k, into.v):
             if gradient is not None:

@@ -9,19 +9,18 @@ import numpy as np
 from cufa.arrays import Operands
 from cufa.cpu.attention import attend, plan
 from cufa.cpu.kv import KV, Dense, Paged, Scaled
-from cufa.problem.parse_decode import DecodeOperands
 from cufa.problem.problem import Problem
 from cufa.quantized.e4m3 import E4M3
 
 
-def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
+def decode(problem: Problem, operands: Operands) -> np.ndarray:
     """Compute attention over caches, as `cufa.cpu.attention.attention` does over arrays.
 
     Parameters
     ----------
     problem : Problem
-    operands : DecodeOperands
-        With `out`, where the result goes.
+    operands : Operands
+        With `out`, where the result goes. K and V are caches.
 
     Returns
     -------
@@ -32,14 +31,12 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     -----
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
-    p, (q, k_cache, v_cache, lengths, table, out, score_arrays, scales) = problem, operands
+    p, k_cache, v_cache = problem, operands.k, operands.v
+    lengths, table = operands.lengths.values()
     if p.kv_dtype == E4M3.name:
         k_cache, v_cache = k_cache.view(E4M3), v_cache.view(E4M3)  # of uint8
-    of_scales = tuple(scale[..., None] for scale in scales)
-    call, lse = (
-        Operands(q, k_cache, v_cache, out, score_arrays),
-        np.empty(out.shape[:3], np.float32),
-    )
+    of_scales = tuple(scale[..., None] for scale in operands.scales)
+    lse = np.empty(operands.out.shape[:3], np.float32)
     if lse.size == 0:
         return lse
     with np.errstate(all="ignore"):  # as in `attention`
@@ -59,5 +56,5 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
                 values = found(k_cache, v_cache, heads)
                 return Scaled(values, found(*of_scales, heads)) if of_scales else values
 
-            attend(of_one, plan(of_one), one, call, lse, kv_of)
+            attend(of_one, plan(of_one), one, operands, lse, kv_of)
     return lse

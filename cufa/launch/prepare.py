@@ -22,6 +22,7 @@ from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
+from cufa.problem.parse import restore_shape
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.problem.scales import scale_infos
 from cufa.remembered import remember
@@ -218,13 +219,14 @@ class PreparedCalls:
         problem = self._problem(views, extras)
         if problem is None:
             return None
-        result = views.shapes[3]
-        shape = (*signature.q_shape[:-1], result[3])
+        ndim = len(signature.q_shape)
+        shape, lse_shape = restore_shape(problem, ndim, self.layout)
         if signature.out is not None and signature.out.shape != shape:
             raise ValueError(f"out has shape {signature.out.shape}, but {shape} is needed")
         numbers: tuple[Ints, ...] = ()
         if self._reads:
-            numbers = placed(self._reads, len(signature.q_shape), problem.sizes, extras)
+            of_pairs = 4 if self.layout == "thd" else ndim
+            numbers = placed(self._reads, of_pairs, problem.sizes, extras)
         plan = planner(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
         strides, copies = self._viewer.taken(signature, views, loaded.tma)
@@ -236,7 +238,7 @@ class PreparedCalls:
             loaded.prepared(plan, problem, views.shapes, strides, address, numbers, extras),
             plan.variant,
             shape,
-            result[:3] if len(shape) == 4 else shape[:-1],
+            lse_shape,
             bool(copies) or floats > 0,
             floats,
             copies,

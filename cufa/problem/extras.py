@@ -73,7 +73,8 @@ class Extras(NamedTuple):
     @property
     def flat(self) -> tuple[Any, ...]:
         """All arrays, in the order in which a launch is given their addresses."""
-        return self.arrays + self.lengths + self.mods + self.scales
+        arrays, lengths, mods, _, scales = self
+        return arrays + lengths + mods + scales
 
     @property
     def table(self) -> ArrayInfo | None:

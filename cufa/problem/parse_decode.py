@@ -7,12 +7,12 @@ so there the kernels keep within the cache, whatever they find.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of, module_of_all
+from cufa.arrays import Array, Operands, as_bhsd, module_of, module_of_all
 from cufa.checks import (
     check_devices,
     check_dtype,
@@ -36,36 +36,7 @@ MAX_UNIFIED = 1e6
 """The largest preset maximum: float32 subtracts no larger score exactly enough."""
 
 
-class DecodeOperands(NamedTuple):
-    """The arrays of a call of `decode`.
-
-    Attributes
-    ----------
-    q, out : array
-        (batch, heads, seq, head_dim) views; `out` may be None.
-    k_cache, v_cache : array
-        (batch, heads, capacity, head_dim) views, or (pages, heads, page_size, head_dim).
-    lengths : array or None
-        (batch,) on the device, or int32 on the host; None for `capacity` of each.
-    block_table : array or None
-        (batch, pages a sequence) on the device, or int32 on the host.
-    score_arrays : mapping
-        NumPy arrays that parts of the score read, as in `cufa.problem.extras.parse_score_arrays`.
-    scales : tuple of array
-        Those of K and of V in 8 bits: (batch, heads, capacity), or (pages, heads, page_size) views.
-    """
-
-    q: Array
-    k_cache: Array
-    v_cache: Array
-    lengths: Array
-    block_table: Array
-    out: Array
-    score_arrays: Mapping[str, Array] = MappingProxyType({})
-    scales: tuple[Array, ...] = ()
-
-
-def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands, ModuleType]:
+def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, Operands, ModuleType]:
     """Check the arguments of a call of `decode`. Nothing is written, or copied to the device.
 
     Parameters
@@ -76,7 +47,9 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     Returns
     -------
     Problem
-    DecodeOperands
+    Operands
+        (batch, heads, capacity, head_dim) views of caches, or (pages, heads, page_size, head_dim).
+        Lengths and a table that are on the host are int32; None for lengths of `capacity`.
     module
         `numpy` or `cupy`: the module of q, the caches, their scales and `out`.
 
@@ -86,7 +59,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
         As `cufa.decode`.
     """
     layout, out = arguments["layout"], arguments["out"]
-    lengths, block_table = arguments["lengths"], arguments["block_table"]
+    block_table = arguments["block_table"]
     check_layout(layout)
     arrays = {name: arguments[name] for name in ("q", "k_cache", "v_cache")}
     if out is not None:
@@ -135,30 +108,29 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, DecodeOperands,
     reads, of_score = parse_score_arrays(score_arrays, NOTHING, 4, problem.sizes, xp)
     problem = problem.reading(*reads)
     problem = problem._replace(unified_max=_checked_max(arguments["unified_max"], dtype, kv_dtype))
-    arrays |= {name: array for name, array in score_arrays.items() if array is not None} | scales
-    if lengths is not None:
-        check_integers("lengths", lengths, (problem.batch,), xp)
-        if isinstance(lengths, np.ndarray):
-            room = ""
-            if block_table is not None:
-                room = f", the {block_table.shape[1]} pages of {keys} tokens of a sequence's table"
-            check_lengths("lengths", lengths, problem.seq_kv, room)
-            lengths = np.ascontiguousarray(lengths, np.int32)
-        arrays["lengths"] = lengths
+    lengths = {"lengths": arguments["lengths"], "block_table": block_table}
+    used = lengths["lengths"]
+    if used is not None:
+        check_integers("lengths", used, (problem.batch,), xp)
+        room = ""
+        if block_table is not None:
+            room = f", the {block_table.shape[1]} pages of {keys} tokens of a sequence's table"
+        check_lengths("lengths", used, problem.seq_kv, room)
     if block_table is not None:
-        per_sequence = block_table.shape[1]
-        check_integers("block_table", block_table, (problem.batch, per_sequence), xp)
+        check_integers("block_table", block_table, (problem.batch, block_table.shape[1]), xp)
         if isinstance(block_table, np.ndarray):
-            _check_table(block_table, lengths, problem)
-            block_table = np.ascontiguousarray(block_table, np.int32)
-        arrays["block_table"] = block_table
+            _check_table(block_table, used, problem)
+    for name, array in lengths.items():
+        if isinstance(array, np.ndarray):
+            lengths[name] = np.ascontiguousarray(array, np.int32)
     if out is not None:
-        check_out(out, restore_shape(problem, 4, layout)[0], arrays)
+        read = {**arrays, **score_arrays, **scales, **lengths}
+        there = {name: array for name, array in read.items() if array is not None}
+        check_out(out, restore_shape(problem, 4, layout)[0], there)
         out = as_bhsd(out, layout)
-    operands = DecodeOperands(
-        *(views["q"], views["k_cache"], views["v_cache"], lengths, block_table, out, of_score),
-        tuple(of_layout(scale, layout) for scale in scales.values()),
-    )
+    of_scales = tuple(of_layout(scale, layout) for scale in scales.values())
+    q, k, v = views.values()
+    operands = Operands(q, k, v, out, of_score, lengths=lengths, scales=of_scales)
     return problem, operands, xp
 
 

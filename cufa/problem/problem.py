@@ -94,9 +94,12 @@ class Problem(NamedTuple):
         return tuple.__new__(Problem, (self[0], *sizes, *self[1 + len(sizes) :]))
 
     @property
-    def has_keys(self) -> bool:
-        """Whether any sequence could have a key."""
-        return self.seq_kv > 0 and (self.pages > 0 or self.kv != "Paged")
+    def is_empty(self) -> bool:
+        """Whether there is nothing to launch: no queries, no sequences, or no key in a cache."""
+        if self.kv == "Varlen" and self.sequences == 0:
+            return True
+        no_key = self.kv in CACHES and 0 in (self.seq_kv, self.pages if self.kv == "Paged" else 1)
+        return no_key or 0 in (self.batch, self.heads_q, self.seq_q)
 
     @property
     def in_cache(self) -> Problem:
