@@ -81,18 +81,8 @@ class Operands(NamedTuple):
 # --- kinds and views ---
 
 
-def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> ModuleType:
-    """Find the module, numpy or cupy, that all arrays of a call belong to.
-
-    Parameters
-    ----------
-    q, k, v : array
-    out : array, optional
-
-    Returns
-    -------
-    module
-        `numpy` or `cupy`.
+def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
+    """Find the module, numpy or cupy, that all arrays of a call belong to, given by name.
 
     Raises
     ------
@@ -100,12 +90,6 @@ def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> Modu
         For an object that is neither a NumPy nor a CuPy array, for a masked array (its mask would
         be ignored), and when the two kinds are mixed.
     """
-    arrays = {"q": q, "k": k, "v": v}
-    return module_of_all(arrays if out is None else {**arrays, "out": out})
-
-
-def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
-    """Find the module that all arrays of a call belong to, given by name; as `array_module`."""
     (first, reference), *others = arrays.items()
     module = module_of(first, reference)
     for name, array in others:
@@ -127,7 +111,7 @@ def check_unmasked(name: str, values: object) -> None:
 
 
 def module_of(name: str, array: Array) -> ModuleType:
-    """Return numpy or cupy for one array of a call; as `array_module`."""
+    """Return numpy or cupy for one array of a call; as `module_of_all`."""
     if isinstance(array, np.ndarray):
         check_unmasked(name, array)
         return np
@@ -271,15 +255,9 @@ def readable(
         Whether the kernel stays in its place where the stride along batch or heads is 0: for K and
         V it does.
     """
-    batch, head, seq, element = strides
-    if shape[3] * itemsize % ALIGNMENT:
-        return 0 in shape
-    if element == itemsize and (batch | head | seq) % ALIGNMENT == 0:
-        if not tma or (batch > 0 and head > 0 and seq > 0):
-            return True
-    elif 0 in shape:
+    if 0 in shape:
         return True
-    elif element != itemsize:
+    if shape[3] * itemsize % ALIGNMENT or strides[3] != itemsize:
         return False
     for axis, (n, step) in enumerate(zip(shape[:3], strides[:3], strict=True)):
         if n > 1 and step % ALIGNMENT:

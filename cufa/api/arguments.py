@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.api.block_mask import mask_mod_of, with_block_mask
+from cufa.api.block_mask import mask_mod_of
 from cufa.api.fp8 import Fp8, as_8_bits
 from cufa.arrays import Array, Ints, Operands, as_bhsd, module_of_all
 from cufa.checks import check_flag, refuse_kernel
@@ -86,35 +86,13 @@ def call_of(arguments: Mapping[str, Any], mods: TracedFunctions | None = None) -
         mask_mod = mask_mod_of(arguments["block_mask"], arguments.get("mask_mod"))
         arguments = {**arguments, "mask_mod": mask_mod}
     fp8, arguments = as_8_bits(arguments, layout_of(arguments))
-    tensors = {name: arguments[name] for name in ("q", "k", "v", "out")}
-    if arguments["out"] is None:
-        del tensors["out"]
-    xp = module_of_all(tensors)
+    tensors = ("q", "k", "v") if arguments["out"] is None else ("q", "k", "v", "out")
+    xp = module_of_all({name: arguments[name] for name in tensors})
     if mods is None:
         mods = NOTHING if xp is np else trace(arguments["score_mod"], arguments["mask_mod"])
-    problem, operands = parsed(arguments, mods, xp)
+    problem, operands = parse(arguments, xp, mods)
     seed = check_dropout_seed(arguments["seed"], arguments["dropout_p"])
     return Call(problem, operands._replace(seed=seed), arguments, xp, mods, fp8)
-
-
-def parsed(
-    arguments: Mapping[str, Any], mods: TracedFunctions, xp: ModuleType
-) -> tuple[Problem, Operands]:
-    """Return the problem of a call with such arguments, and its arrays.
-
-    Parameters
-    ----------
-    arguments : mapping
-        The arguments, by name.
-    mods : TracedFunctions
-        The caller's functions, traced.
-    xp : module
-        The module that the arrays belong to.
-    """
-    problem, operands = parse(arguments, xp, mods)
-    if arguments.get("block_mask") is not None:
-        problem = with_block_mask(problem, arguments["block_mask"], xp)
-    return problem, operands
 
 
 def functions_on_cpu(arguments: Mapping[str, Any], read: Iterable[str] | None = None) -> Functions:

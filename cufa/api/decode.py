@@ -240,7 +240,7 @@ def decode_padded(
     """
     lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
     if isinstance(q, np.ndarray):
-        return _on_cpu(q, k_cache, v_cache, out, choices, others)
+        return _on_cpu((q, k_cache, v_cache, out), choices, others)
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
@@ -257,17 +257,11 @@ def decode_padded(
 
 
 def _checked(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    out: Array | None,
-    choices: tuple[Any, ...],
-    others: tuple[Array | None, ...],
+    tensors: tuple[Array | None, ...], choices: tuple[Any, ...], others: tuple[Array | None, ...]
 ) -> tuple[Problem, Operands, dict[str, Any]]:
     """Check a call in full; return its arguments by name, too."""
-    arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
-    arguments |= zip(_CHOICES, choices, strict=True)
-    arguments |= zip(_OTHERS, others, strict=True)
+    names = *("q", "k_cache", "v_cache", "out"), *_CHOICES, *_OTHERS
+    arguments: dict[str, Any] = dict(zip(names, (*tensors, *choices, *others), strict=True))
     check_flag("return_lse", arguments["return_lse"])
     if arguments["num_splits"] is not None:
         parts = check_integer("num_splits", arguments["num_splits"], "an integer or None")
@@ -281,38 +275,29 @@ def _checked(
 
 
 def _new_kind(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    out: Array | None,
+    tensors: tuple[Array | None, ...],
     choices: tuple[Any, ...],
     extras: Extras,
     others: tuple[Array | None, ...],
     padded: bool,
 ) -> PreparedCalls:
     """Check a call on CuPy arrays, and return its kind; as `cufa.launch.calls.run` wants it."""
-    problem, _, given = _checked(q, k_cache, v_cache, out, choices, others)
-    kernel, num_splits = given["kernel"], given["num_splits"]
+    problem, _, given = _checked(tensors, choices, others)
+    kernel, parts = given["kernel"], given["num_splits"]
     if problem.is_empty:  # a kernel that cannot be is refused all the same
-        Planner(problem, devices.current(), kernel, num_splits=num_splits)(problem)
-    return PreparedCalls(
-        problem, given["layout"], extras, kernel, num_splits=num_splits, padded=padded
-    )
+        Planner(problem, devices.current(), kernel, num_splits=parts)(problem)
+    return PreparedCalls(problem, given["layout"], extras, kernel, num_splits=parts, padded=padded)
 
 
 def _on_cpu(
-    q: Array,
-    k_cache: Array,
-    v_cache: Array,
-    out: Array | None,
-    choices: tuple[Any, ...],
-    others: tuple[Array | None, ...],
+    tensors: tuple[Array | None, ...], choices: tuple[Any, ...], others: tuple[Array | None, ...]
 ) -> Any:
-    problem, operands, given = _checked(q, k_cache, v_cache, out, choices, others)
+    problem, operands, given = _checked(tensors, choices, others)
     refuse_kernel(given["kernel"])
+    out = given["out"]
     if out is None:
         shape, _ = restore_shape(problem, 4, given["layout"])
-        out = np.empty(shape, q.dtype)
+        out = np.empty(shape, given["q"].dtype)
         operands = operands._replace(out=as_bhsd(out, given["layout"]))
     lse = cpu.decode(problem, operands)
     return (out, lse) if given["return_lse"] else out

@@ -33,10 +33,7 @@ def other(arguments: Mapping[str, Any]) -> Any:
 
 
 def new_kind(
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array | None,
+    tensors: tuple[Array | None, ...],
     choices: tuple[Any, ...],
     extras: Extras,
     kv: str,
@@ -47,7 +44,9 @@ def new_kind(
 
     Parameters
     ----------
-    q, k, v, out, choices, extras
+    tensors : tuple
+        q, k, v and out.
+    choices, extras
         As in `cufa.launch.calls.run`.
     kv : str
         "Padded" or "Varlen": what the lengths among the extras are.
@@ -56,8 +55,8 @@ def new_kind(
     mods : TracedFunctions
         The caller's functions.
     """
-    arguments = {"q": q, "k": k, "v": v, "out": out, "seed": extras.seed}
-    arguments |= zip(names, choices, strict=True)
+    arguments: dict[str, Any] = dict(zip(("q", "k", "v", "out"), tensors, strict=True))
+    arguments |= zip((*names, "seed"), (*choices, extras.seed), strict=True)
     arguments |= zip(ARRAYS, extras.arrays, strict=False)  # or there are none of them
     arguments |= zip(LENGTHS[kv], extras.lengths, strict=False)
     problem, layout = call_of(arguments, mods).problem, layout_of(arguments)

@@ -118,7 +118,7 @@ def merge(
         check_out(result, first.shape, {**arrays, **of_lses})
     lse = xp.empty(first_lse.shape, np.float32)
     views = [as_bhsd(array, layout) for array in arrays.values()]
-    lse_views = [_as_bhs(array) for array in (*of_lses.values(), lse)]
+    lse_views = [as_bhsd(x[..., None], "bhsd")[..., 0] for x in (*of_lses.values(), lse)]
     run = cpu.merge if xp is np else launch.merge
     run(views, lse_views[:-1], as_bhsd(result, layout), lse_views[-1])
     return result, lse
@@ -132,13 +132,6 @@ def _parts(name: str, parts: Sequence[Array] | Array) -> list[Array]:
     if len(parts) == 0:
         raise ValueError(f"{name} has no parts")
     return list(parts)
-
-
-def _as_bhs(lse: Array) -> Array:
-    """View log-sum-exps of rank 1 to 3 as (batch, heads, seq)."""
-    if lse.ndim == 1:
-        return lse[None, None]
-    return lse[:, None] if lse.ndim == 2 else lse
 
 
 def _check(outs: dict[str, Array], lses: dict[str, Array], layout: str) -> None:

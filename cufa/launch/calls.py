@@ -93,7 +93,7 @@ def run(
         Objects that may be arrays, or a `BlockMask`.
     new : callable
         Checks a call in full, whose kind is not known or which may be illegal, and returns its
-        kind. Called with q, k, v, out, `choices` and `extras`, and what is `given`.
+        kind. Called with a tuple of q, k, v and out, `choices`, `extras`, and what is `given`.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def run(
     global _ndarray, _current_device
     import cupy
 
-    kind = new(q, k, v, out, choices, extras, *given)
+    kind = new((q, k, v, out), choices, extras, *given)
     _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
     problem = kind.problem
     if problem.is_empty:

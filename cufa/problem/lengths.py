@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -40,38 +41,30 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
     ValueError
         Kernels cannot read them.
     """
+    named = dict(zip(LENGTHS[kv], lengths, strict=False))  # `lengths_q` may be left out
+    table = named.pop("block_table", None)
     if kv == "Varlen":
-        offsets_q, offsets_k, used = lengths
-        if offsets_q is None or len(offsets_q.shape) != 1 or offsets_q.shape[0] < 2:
-            raise ValueError("cu_seqlens_q does not fit")
-        batch = offsets_q.shape[0] - 1
-        needed = {"cu_seqlens_q": (offsets_q, 1), "cu_seqlens_k": (offsets_k, 1)}
-        needed |= {} if used is None else {"seqused_k": (used, 0)}
-    else:
-        named = zip(LENGTHS[kv], lengths, strict=False)  # `lengths_q` may be left out
-        needed = {
-            name: (info, 0) for name, info in named if info is not None and name != "block_table"
-        }
-    for name, (info, more) in needed.items():
-        if info is None or not _is_row(info, batch + more):
+        first = named["cu_seqlens_q"]
+        batch = 0 if first is None else math.prod(first.shape) - 1
+    for name, info in named.items():
+        is_offsets = name.startswith("cu_seqlens")
+        if info is None and not is_offsets:
+            continue
+        if info is None or info.shape != (batch + is_offsets,) or not is_readable(info):
             raise ValueError(f"{name} does not fit")
-    if kv == "Paged" and not _is_table(lengths[1]):
+    if batch < 1:
+        raise ValueError("there are no sequences")
+    if kv == "Paged" and (table is None or not is_readable(table)):
         raise ValueError("block_table does not fit")
     return batch
 
 
-def _is_row(info: ArrayInfo, n: int) -> bool:
-    is_contiguous = n == 1 or info.strides == (_INT32.itemsize,)
-    return info.dtype == _INT32 and info.shape == (n,) and is_contiguous
-
-
-def _is_table(info: ArrayInfo | None) -> bool:
-    """Whether it has rows of numbers that follow each other."""
-    if info is None or info.dtype != _INT32:
+def is_readable(array: Array | ArrayInfo) -> bool:
+    """Whether kernels read lengths, offsets or a table of the device as they are."""
+    shape, (*steps, step) = array.shape, array.strides
+    if array.dtype != _INT32 or (shape[-1] > 1 and step != _INT32.itemsize):
         return False
-    batch, pages = info.shape
-    rows_follow = pages == 1 or info.strides[1] == _INT32.itemsize
-    return rows_follow and (batch == 1 or info.strides[0] % _INT32.itemsize == 0)
+    return all(n <= 1 or step % _INT32.itemsize == 0 for n, step in zip(shape, steps, strict=False))
 
 
 def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
@@ -99,12 +92,6 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
         raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
     if module is not np:
         check_devices({name: array}, xp)
-
-
-def is_readable(array: Array) -> bool:
-    """Whether kernels read lengths, offsets or a table of the device as they are."""
-    follow = array.shape[-1] <= 1 or array.strides[-1] == _INT32.itemsize
-    return bool(array.dtype == _INT32 and follow)
 
 
 def check_lengths(name: str, lengths: Array, most: int | np.ndarray, room: str = "") -> None:

@@ -16,7 +16,7 @@ from cufa.arrays import Array, Ints, Operands, as_bhsd
 from cufa.checks import check_devices, check_dtypes, check_layout, check_out
 from cufa.features import values_of
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
-from cufa.problem.extras import arrays_of, parse_score_arrays
+from cufa.problem.extras import arrays_of, parse_score_arrays, with_block_mask
 from cufa.problem.lengths import with_lengths
 from cufa.problem.problem import Problem, from_shapes
 
@@ -41,7 +41,7 @@ def parse(
     ----------
     arguments : mapping
         The arguments of `attention`, or of `attention_varlen`, by name; q, k and v are there. A
-        `block_mask`, a seed and functions are not looked at.
+        seed and functions are not looked at.
     xp : module
         The module that the arrays belong to.
     functions : TracedFunctions
@@ -92,6 +92,8 @@ def parse(
         there = {name: array for name, array in read.items() if array is not None}
         check_out(out, restore_shape(problem, ndim, layout)[0], there)
         out = as_bhsd(out, layout)
+    if arguments.get("block_mask") is not None:
+        problem = with_block_mask(problem, arguments["block_mask"], xp)
     return problem, Operands(q, k, v, out, views, lengths=lengths)
 
 

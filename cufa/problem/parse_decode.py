@@ -30,7 +30,7 @@ from cufa.problem.extras import arrays_of, parse_score_arrays
 from cufa.problem.lengths import check_integers, check_lengths
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem, check_shapes
-from cufa.problem.scales import SCALES, check_scale_shapes, check_scaled, of_layout
+from cufa.problem.scales import SCALES, check_scale_shapes, check_scaled
 
 MAX_UNIFIED = 1e6
 """The largest preset maximum: float32 subtracts no larger score exactly enough."""
@@ -82,7 +82,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, Operands, Modul
         if array.ndim != 4 and name != "out":
             raise ValueError(f"{name} has shape {array.shape}: 4 axes are needed")
     if xp is not np:
-        check_devices(arrays, xp)
+        check_devices({**arrays, **scales}, xp)
     out = arrays.pop("out", None)
     views = {name: as_bhsd(array, layout) for name, array in arrays.items()}
     if block_table is not None:
@@ -93,7 +93,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, Operands, Modul
     capacity = check_shapes(kv, *shapes, shown, () if block_table is None else block_table.shape)
     (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, keys, head_dim_v) = shapes[0], shapes[2]
     if kv_dtype is not None:
-        check_scale_shapes(arrays, scales, xp)
+        check_scale_shapes(arrays, scales)
     check_flag("causal", arguments["causal"])
     problem = Problem(
         *(dtype, batch, heads_q, heads_kv, seq_q, capacity, head_dim, head_dim_v),
@@ -128,7 +128,7 @@ def parse_decode(arguments: Mapping[str, Any]) -> tuple[Problem, Operands, Modul
         there = {name: array for name, array in read.items() if array is not None}
         check_out(out, restore_shape(problem, 4, layout)[0], there)
         out = as_bhsd(out, layout)
-    of_scales = tuple(of_layout(scale, layout) for scale in scales.values())
+    of_scales = tuple(x if layout == "bhsd" else x.swapaxes(1, 2) for x in scales.values())
     q, k, v = views.values()
     operands = Operands(q, k, v, out, of_score, lengths=lengths, scales=of_scales)
     return problem, operands, xp

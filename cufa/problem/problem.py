@@ -5,7 +5,8 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -199,11 +200,8 @@ class Problem(NamedTuple):
     @property
     def _reach(self) -> Reach:
         """How far queries see."""
-        bounds: list[int | None] = [None, None, None]
-        for feature in self.features:
-            both = zip(bounds, feature.reach, strict=True)
-            bounds = [b if a is None else a if b is None else min(a, b) for a, b in both]
-        return Reach(*bounds)
+        bounds = zip(Reach(None, None, None), *(each.reach for each in self.features), strict=True)
+        return Reach(*(_tightest(min, of_each) for of_each in bounds))
 
     @property
     def hides_far_keys(self) -> bool:
@@ -240,14 +238,11 @@ class Problem(NamedTuple):
 
         None for no bound; they may be beyond the keys that there are.
         """
-        first = end = None
-        for feature in self.features:
-            feature_first, feature_end = feature.sees(i, stands)
-            if feature_first is not None:
-                first = feature_first if first is None else np.maximum(first, feature_first)
-            if feature_end is not None:
-                end = feature_end if end is None else np.minimum(end, feature_end)
-        return first, end
+        bounds = [feature.sees(i, stands) for feature in self.features]
+        return (
+            _tightest(np.maximum, (first for first, _ in bounds)),
+            _tightest(np.minimum, (end for _, end in bounds)),
+        )
 
     @classmethod
     def of_shapes(
@@ -300,6 +295,12 @@ class Problem(NamedTuple):
                 raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
             shapes.append(tuple(int(n) for n in sizes))
         return from_shapes(dtype, *shapes, scale=scale, asked=options, shown=tuple(shapes))
+
+
+def _tightest(pick: Callable[[Any, Any], Any], bounds: Iterable[Any]) -> Any:
+    """Return the bound that is picked of all; None if all are, which are no bounds."""
+    given = [bound for bound in bounds if bound is not None]
+    return functools.reduce(pick, given) if given else None
 
 
 def checked(problem: Problem) -> Problem:
