@@ -9,15 +9,7 @@ from numpy.typing import DTypeLike
 
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.forward import explained, new_kind, other
-from cufa.api.options import (
-    AttentionOptions,
-    Causal,
-    Layout,
-    Precision,
-    QuantizedOptions,
-    UserFunction,
-    Window,
-)
+from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.cpu import attention as cpu
@@ -35,6 +27,9 @@ from cufa.specs.variant import Variant
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cufa.api.keywords import AttentionOptions, QuantizedOptions
+
+
 _CHOICES = (
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
     *("scale", "layout", "batch_invariant"),
@@ -43,50 +38,23 @@ _CHOICES = (
 
 @overload
 def attention(
-    q: ArrayT,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    q: ArrayT, k: AnyArray, v: AnyArray, **options: Unpack[AttentionOptions[Literal[False]]]
 ) -> ArrayT: ...
 @overload
 def attention(
-    q: ArrayT,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[AttentionOptions],
+    q: ArrayT, k: AnyArray, v: AnyArray, **options: Unpack[AttentionOptions[Literal[True]]]
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def attention(
-    q: ArrayT,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    return_lse: bool,
-    **options: Unpack[AttentionOptions],
+    q: ArrayT, k: AnyArray, v: AnyArray, **options: Unpack[AttentionOptions[bool]]
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 @overload
 def attention(
-    q: Quantized,
-    k: Quantized,
-    v: Quantized,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[False] = False,
-    **options: Unpack[QuantizedOptions],
+    q: Quantized, k: Quantized, v: Quantized, **options: Unpack[QuantizedOptions[Literal[False]]]
 ) -> Any: ...
 @overload
 def attention(
-    q: Quantized,
-    k: Quantized,
-    v: Quantized,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[True],
-    **options: Unpack[QuantizedOptions],
+    q: Quantized, k: Quantized, v: Quantized, **options: Unpack[QuantizedOptions[Literal[True]]]
 ) -> tuple[Any, Any]: ...
 @refuses_other_names
 def attention(
@@ -312,7 +280,7 @@ def attention(
 
 @arguments_of(attention)
 def explain(
-    q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]
+    q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions[bool]]
 ) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
@@ -344,4 +312,4 @@ def explain(
     >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
     >>> plan = cufa.explain(q, k, v, causal=True)
     """
-    return explained({"q": q, "k": k, "v": v, "return_lse": return_lse, **options})
+    return explained({"q": q, "k": k, "v": v, **options})

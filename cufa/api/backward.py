@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cufa.api.block_mask import BlockMask
-from cufa.api.gradients import explained, gradients_of
+from cufa.api.gradients import FORWARD, INTO, explained, gradients_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
-from cufa.api.other_names import names_here
+from cufa.api.other_names import arguments_of, names_here
 from cufa.arrays import AnyArray, ArrayT
 from cufa.cpu import attention as cpu
 from cufa.features.window import NO_WINDOW
 from cufa.planner.backward import BackwardPlan
 from cufa.problem.parse_backward import TENSORS
 from cufa.specs.variant import Variant
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from cufa.api.keywords import GradientOptions
 
 
 @names_here
@@ -133,30 +139,9 @@ def attention_backward(
     return gradients_of(locals())
 
 
+@arguments_of(attention_backward, without=(*FORWARD, *INTO, "kernel"))
 def explain_backward(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    wrt: Sequence[str] = TENSORS,
-    causal: Causal = False,
-    window: Window = NO_WINDOW,
-    attention_chunk: int | None = None,
-    softcap: float | None = None,
-    alibi_slopes: AnyArray | None = None,
-    bias: AnyArray | None = None,
-    mask: AnyArray | None = None,
-    sinks: AnyArray | None = None,
-    score_mod: UserFunction | None = None,
-    mask_mod: UserFunction | None = None,
-    block_mask: BlockMask | None = None,
-    lengths_k: AnyArray | None = None,
-    lengths_q: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-    scale: float | None = None,
-    layout: Layout = "bhsd",
-    deterministic: bool = False,
+    q: AnyArray, k: AnyArray, v: AnyArray, **options: Unpack[GradientOptions]
 ) -> BackwardPlan | cpu.Plan:
     """Return how `attention_backward` would run a call; nothing is compiled or launched.
 
@@ -187,4 +172,4 @@ def explain_backward(
     >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
     >>> plan = cufa.explain_backward(q, k, v, causal=True)
     """
-    return explained(locals())
+    return explained({"q": q, "k": k, "v": v, **options})

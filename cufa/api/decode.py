@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.options import DecodeOptions, Layout, Window
+from cufa.api.options import Layout, Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT, Operands, as_bhsd
 from cufa.checks import check_flag, check_integer, refuse_kernel
@@ -25,6 +25,9 @@ from cufa.specs.variant import Variant
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cufa.api.keywords import DecodeOptions
+
+
 _CHOICES = (
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "scale"),
     *("layout", "num_splits", "unified_max"),
@@ -37,27 +40,15 @@ def decode(
     q: ArrayT,
     k_cache: AnyArray,
     v_cache: AnyArray,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[DecodeOptions],
+    **options: Unpack[DecodeOptions[Literal[False]]],
 ) -> ArrayT: ...
 @overload
 def decode(
-    q: ArrayT,
-    k_cache: AnyArray,
-    v_cache: AnyArray,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
+    q: ArrayT, k_cache: AnyArray, v_cache: AnyArray, **options: Unpack[DecodeOptions[Literal[True]]]
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def decode(
-    q: ArrayT,
-    k_cache: AnyArray,
-    v_cache: AnyArray,
-    *,
-    return_lse: bool,
-    **options: Unpack[DecodeOptions],
+    q: ArrayT, k_cache: AnyArray, v_cache: AnyArray, **options: Unpack[DecodeOptions[bool]]
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 @refuses_other_names
 def decode(

@@ -33,8 +33,8 @@ from cufa.problem.parse_backward import (
 )
 from cufa.tuned import user_table
 
-_FORWARD = ("dout", "out", "lse")
-_INTO = tuple(f"d{name}" for name in TENSORS)
+FORWARD = ("dout", "out", "lse")
+INTO = tuple(f"d{name}" for name in TENSORS)
 
 
 def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -46,10 +46,10 @@ def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
         The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
     """
     call, wrt, named = _checked(given)
-    forward, into = ({name: given[name] for name in names} for names in (_FORWARD, _INTO))
+    forward, into = ({name: given[name] for name in names} for names in (FORWARD, INTO))
     dout, out, lse = check_results(forward, given["q"], call.shapes, call.xp)
     results = Results(call.view(dout), call.view(out), lse.reshape(call.operands.q.shape[:3]))
-    inputs = {name: given[name] for name in (*TENSORS, *_FORWARD, *call.operands.lengths)}
+    inputs = {name: given[name] for name in (*TENSORS, *FORWARD, *call.operands.lengths)}
     check_gradients(into, {**inputs, **arrays_of(given), **call.mods.read}, call.xp)
     compute = _on_cpu if call.xp is np else _on_gpu
     return compute(call, results, named, wrt)
@@ -86,8 +86,8 @@ def _checked(given: Mapping[str, Any]) -> tuple[Call, tuple[str, ...], dict[str,
     check_flag("deterministic", given["deterministic"])
     arguments = {**given, "out": None, "return_lse": True}
     tensors = {name: given[name] for name in TENSORS}
-    forward = {name: given[name] for name in _FORWARD if name in given}
-    into = {name: given.get(name) for name in _INTO}
+    forward = {name: given[name] for name in FORWARD if name in given}
+    into = {name: given.get(name) for name in INTO}
     written = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **forward, **written})
     if given.get("block_mask") is not None:

@@ -55,12 +55,15 @@ def refuse(function: Callable[..., Any], names: Iterable[str]) -> NoReturn:
     raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{here}")
 
 
-def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
+def arguments_of(function: Callable[..., Any], without: Iterable[str] = ()) -> Callable[[_F], _F]:
     """Return a decorator: what it decorates is given all arguments of another function, by name.
 
-    Arguments that the caller leaves out have the other function's defaults.
+    Arguments that the caller leaves out have the other function's defaults. Those that are named in
+    `without` are left out.
     """
     signature = inspect.signature(function)
+    kept = [p for name, p in signature.parameters.items() if name not in {*without}]
+    signature = signature.replace(parameters=kept)
 
     def decorate(decorated: _F) -> _F:
         @functools.wraps(decorated)

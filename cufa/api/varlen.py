@@ -8,14 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa.api.forward import explained, new_kind, other
-from cufa.api.options import (
-    Causal,
-    Precision,
-    QuantizedVarlenOptions,
-    UserFunction,
-    VarlenOptions,
-    Window,
-)
+from cufa.api.options import Causal, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.cpu import attention as cpu
@@ -33,6 +26,9 @@ from cufa.specs.variant import Variant
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cufa.api.keywords import QuantizedVarlenOptions, VarlenOptions
+
+
 _CHOICES = (
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
     *("scale", "max_seqlen_q", "max_seqlen_k"),
@@ -46,9 +42,7 @@ def attention_varlen(
     v: AnyArray,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[Literal[False]]],
 ) -> ArrayT: ...
 @overload
 def attention_varlen(
@@ -57,9 +51,7 @@ def attention_varlen(
     v: AnyArray,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[Literal[True]]],
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def attention_varlen(
@@ -68,9 +60,7 @@ def attention_varlen(
     v: AnyArray,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    return_lse: bool,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[bool]],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 @overload
 def attention_varlen(
@@ -79,10 +69,7 @@ def attention_varlen(
     v: Quantized,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[False] = False,
-    **options: Unpack[QuantizedVarlenOptions],
+    **options: Unpack[QuantizedVarlenOptions[Literal[False]]],
 ) -> Any: ...
 @overload
 def attention_varlen(
@@ -91,10 +78,7 @@ def attention_varlen(
     v: Quantized,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[True],
-    **options: Unpack[QuantizedVarlenOptions],
+    **options: Unpack[QuantizedVarlenOptions[Literal[True]]],
 ) -> tuple[Any, Any]: ...
 @refuses_other_names
 def attention_varlen(
@@ -236,9 +220,7 @@ def explain_varlen(
     v: Array,
     cu_seqlens_q: Array,
     cu_seqlens_k: Array,
-    *,
-    return_lse: bool = False,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[bool]],
 ) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
 
@@ -262,5 +244,5 @@ def explain_varlen(
     TypeError, ValueError
         As `attention_varlen`.
     """
-    arguments = {**locals(), **options}
-    return explained(arguments)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return explained({"q": q, "k": k, "v": v, **lengths, **options})

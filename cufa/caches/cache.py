@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from cufa.api.decode import decode_padded
-from cufa.api.options import CacheOptions, Window
+from cufa.api.options import Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, none_allocated
@@ -19,6 +19,8 @@ from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from cufa.api.keywords import CacheOptions
 
 _OF_PAGES = frozenset(("allocate", "free", "free_pages"))
 
