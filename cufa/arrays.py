@@ -170,14 +170,8 @@ def extent(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
     """Return where an array's memory begins and ends, in bytes from its first element."""
     if 0 in shape:
         return 0, 0
-    low = high = 0
-    for n, step in zip(shape, strides, strict=True):
-        reach = (n - 1) * step
-        if reach < 0:
-            low += reach
-        else:
-            high += reach
-    return low, high + itemsize
+    reaches = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    return sum(min(0, x) for x in reaches), sum(max(0, x) for x in reaches) + itemsize
 
 
 def overlaps_itself(shape: Ints, strides: Ints, itemsize: int) -> bool:

@@ -11,19 +11,20 @@ import numpy as np
 from cufa.api.block_mask import mask_mod_of
 from cufa.api.fp8 import Fp8, as_8_bits
 from cufa.arrays import Array, Ints, Operands, as_bhsd, module_of_all
-from cufa.checks import check_flag, refuse_kernel
+from cufa.checks import check_flag, check_integer, refuse_kernel
 from cufa.cpu.functions import Functions, checked, differentiable
 from cufa.features.dropout import check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
 from cufa.features.parts import ARRAYS
+from cufa.features.user_functions import OWN
 from cufa.launch.calls import on_device
 from cufa.problem.extras import Extras
-from cufa.problem.parse import axes_of, layout_of, parse, restore_shape
+from cufa.problem.parse import axes_of, layout_of, parse, restore_shape, scales_of, tensors_of
 from cufa.problem.problem import Problem
 
 
 class Call(NamedTuple):
-    """A call of `attention` or `attention_varlen`, or one of their gradients, that is legal.
+    """A call of `attention`, `attention_varlen` or `decode`, or of gradients, that is legal.
 
     Attributes
     ----------
@@ -82,17 +83,32 @@ def call_of(arguments: Mapping[str, Any], mods: TracedFunctions | None = None) -
     """
     check_flag("return_lse", arguments["return_lse"])
     check_flag("batch_invariant", arguments.get("batch_invariant", False))
+    if arguments.get("num_splits") is not None:
+        arguments = {**arguments, "num_splits": _checked_splits(arguments["num_splits"])}
     if arguments.get("block_mask") is not None:
         mask_mod = mask_mod_of(arguments["block_mask"], arguments.get("mask_mod"))
         arguments = {**arguments, "mask_mod": mask_mod}
-    fp8, arguments = as_8_bits(arguments, layout_of(arguments))
-    tensors = ("q", "k", "v") if arguments["out"] is None else ("q", "k", "v", "out")
-    xp = module_of_all({name: arguments[name] for name in tensors})
+    fp8 = None
+    if "k_cache" not in arguments:
+        fp8, arguments = as_8_bits(arguments, layout_of(arguments))
+    xp = module_of_all({**tensors_of(arguments), **scales_of(arguments)})
     if mods is None:
-        mods = NOTHING if xp is np else trace(arguments["score_mod"], arguments["mask_mod"])
+        own: dict[str, Any] = {name: arguments.get(name) for name in OWN}
+        mods = NOTHING if xp is np else trace(**own)
     problem, operands = parse(arguments, xp, mods)
-    seed = check_dropout_seed(arguments["seed"], arguments["dropout_p"])
-    return Call(problem, operands._replace(seed=seed), arguments, xp, mods, fp8)
+    seed = check_dropout_seed(arguments.get("seed"), arguments.get("dropout_p", 0.0))
+    if seed:
+        operands = operands._replace(seed=seed)
+    return Call(problem, operands, arguments, xp, mods, fp8)
+
+
+def _checked_splits(num_splits: object) -> int:
+    parts = check_integer("num_splits", num_splits, "an integer or None")
+    if parts < 1:
+        raise ValueError(
+            f"num_splits must be at least 1, or None to choose (flash-attn's 0), not {parts}"
+        )
+    return parts
 
 
 def functions_on_cpu(arguments: Mapping[str, Any], read: Iterable[str] | None = None) -> Functions:
@@ -103,7 +119,7 @@ def functions_on_cpu(arguments: Mapping[str, Any], read: Iterable[str] | None = 
     refuse_kernel(arguments["kernel"])
     block_mask = arguments.get("block_mask")
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    mods = {name: arguments[name] for name in ("score_mod", "mask_mod")}
+    mods = {name: arguments.get(name) for name in OWN}
     if read is not None:
         return differentiable(**mods, wrt=read, tiles=tiles)
     return Functions(**{name: checked(name, mods[name]) for name in mods}, tiles=tiles)

@@ -8,19 +8,16 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.forward import explained, new_kind, other
+from cufa.api.forward import AnyPlan, explained, new_kind, other
 from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
-from cufa.cpu import attention as cpu
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.planner.decode import DecodePlan
-from cufa.planner.fp8 import Fp8Plan
-from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
+from cufa.problem.lengths import LENGTHS
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
@@ -30,7 +27,8 @@ if TYPE_CHECKING:
     from cufa.api.keywords import AttentionOptions, QuantizedOptions
 
 
-_CHOICES = (
+_NAMES = (
+    *("q", "k", "v", "out"),
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
     *("scale", "layout", "batch_invariant"),
 )
@@ -274,14 +272,12 @@ def attention(
         *(return_lse, window, kernel, causal, attention_chunk, softcap, dropout_p, scale),
         *(layout, batch_invariant),
     )
-    given = "Padded", _CHOICES, mods
+    given = _NAMES, LENGTHS["Padded"], mods
     return calls.run(q, k, v, out, choices, read, extras, new_kind, given)
 
 
 @arguments_of(attention)
-def explain(
-    q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions[bool]]
-) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
+def explain(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions[bool]]) -> AnyPlan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
     Parameters

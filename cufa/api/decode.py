@@ -6,20 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cufa import device as devices
+from cufa.api.forward import new_kind, other
 from cufa.api.options import Layout, Window
 from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, Operands, as_bhsd
-from cufa.checks import check_flag, check_integer, refuse_kernel
-from cufa.cpu import decode as cpu
+from cufa.arrays import AnyArray, Array, ArrayT
+from cufa.features.expression.tracing import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.launch.prepare import PreparedCalls
-from cufa.planner.attention import Planner
 from cufa.problem.extras import Extras
-from cufa.problem.parse import restore_shape
-from cufa.problem.parse_decode import parse_decode
-from cufa.problem.problem import Problem
+from cufa.problem.lengths import LENGTHS
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -28,7 +23,8 @@ if TYPE_CHECKING:
     from cufa.api.keywords import DecodeOptions
 
 
-_CHOICES = (
+_NAMES = (
+    *("q", "k_cache", "v_cache", "out"),
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "scale"),
     *("layout", "num_splits", "unified_max"),
 )
@@ -222,16 +218,17 @@ def decode_padded(
     q, k_cache, v_cache, out
         As in `decode`.
     choices : tuple
-        The arguments of `decode` that are no arrays, as `_CHOICES`.
+        The arguments of `decode` that are no arrays, as in `_NAMES`.
     others : tuple
-        Its other arrays, as `_OTHERS`.
+        Its other arrays, as in `_OTHERS`.
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
     """
     lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
     if isinstance(q, np.ndarray):
-        return _on_cpu((q, k_cache, v_cache, out), choices, others)
+        given = (q, k_cache, v_cache, out, *choices, *others)
+        return other(dict(zip((*_NAMES, *_OTHERS), given, strict=True)))
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
@@ -243,52 +240,5 @@ def decode_padded(
         dtypes = *dtypes, *map(calls.dtype_of, scales)
     read = "decode", block_table is None, padded, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
-    given = others, padded
-    return calls.run(q, k_cache, v_cache, out, choices, read, extras, _new_kind, given)
-
-
-def _checked(
-    tensors: tuple[Array | None, ...], choices: tuple[Any, ...], others: tuple[Array | None, ...]
-) -> tuple[Problem, Operands, dict[str, Any]]:
-    """Check a call in full; return its arguments by name, too."""
-    names = *("q", "k_cache", "v_cache", "out"), *_CHOICES, *_OTHERS
-    arguments: dict[str, Any] = dict(zip(names, (*tensors, *choices, *others), strict=True))
-    check_flag("return_lse", arguments["return_lse"])
-    if arguments["num_splits"] is not None:
-        parts = check_integer("num_splits", arguments["num_splits"], "an integer or None")
-        if parts < 1:
-            raise ValueError(
-                f"num_splits must be at least 1, or None to choose (flash-attn's 0), not {parts}"
-            )
-        arguments["num_splits"] = parts
-    problem, operands, _ = parse_decode(arguments)
-    return problem, operands, arguments
-
-
-def _new_kind(
-    tensors: tuple[Array | None, ...],
-    choices: tuple[Any, ...],
-    extras: Extras,
-    others: tuple[Array | None, ...],
-    padded: bool,
-) -> PreparedCalls:
-    """Check a call on CuPy arrays, and return its kind; as `cufa.launch.calls.run` wants it."""
-    problem, _, given = _checked(tensors, choices, others)
-    kernel, parts = given["kernel"], given["num_splits"]
-    if problem.is_empty:  # a kernel that cannot be is refused all the same
-        Planner(problem, devices.current(), kernel, num_splits=parts)(problem)
-    return PreparedCalls(problem, given["layout"], extras, kernel, num_splits=parts, padded=padded)
-
-
-def _on_cpu(
-    tensors: tuple[Array | None, ...], choices: tuple[Any, ...], others: tuple[Array | None, ...]
-) -> Any:
-    problem, operands, given = _checked(tensors, choices, others)
-    refuse_kernel(given["kernel"])
-    out = given["out"]
-    if out is None:
-        shape, _ = restore_shape(problem, 4, given["layout"])
-        out = np.empty(shape, given["q"].dtype)
-        operands = operands._replace(out=as_bhsd(out, given["layout"]))
-    lse = cpu.decode(problem, operands)
-    return (out, lse) if given["return_lse"] else out
+    given = _NAMES, LENGTHS["Paged"], NOTHING, padded
+    return calls.run(q, k_cache, v_cache, out, choices, read, extras, new_kind, given)

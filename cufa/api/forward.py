@@ -1,4 +1,4 @@
-"""What `attention` and `attention_varlen` share: calls of new kinds, on the CPU, and in 8 bits."""
+"""What `attention`, `attention_varlen` and `decode` share: calls that are not like earlier ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from cufa.api import fp8_gpu
 from cufa.api.arguments import Call, call_of, functions_on_cpu
 from cufa.arrays import Array
 from cufa.cpu import attention as cpu
+from cufa.cpu.decode import decode
 from cufa.cpu.lengths import attention_of_lengths
-from cufa.features.expression.tracing import TracedFunctions
+from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.parts import ARRAYS
 from cufa.launch.prepare import PreparedCalls
 from cufa.planner.attention import Planner
@@ -21,9 +22,11 @@ from cufa.planner.decode import DecodePlan
 from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
-from cufa.problem.lengths import LENGTHS
 from cufa.problem.parse import layout_of
+from cufa.problem.scales import SCALES
 from cufa.tuned import user_table
+
+AnyPlan = Plan | DecodePlan | Fp8Plan | cpu.Plan
 
 
 def other(arguments: Mapping[str, Any]) -> Any:
@@ -36,9 +39,10 @@ def new_kind(
     tensors: tuple[Array | None, ...],
     choices: tuple[Any, ...],
     extras: Extras,
-    kv: str,
     names: tuple[str, ...],
-    mods: TracedFunctions,
+    lengths: tuple[str, ...],
+    mods: TracedFunctions = NOTHING,
+    padded: bool = False,
 ) -> PreparedCalls:
     """Check a call in full, and return its kind.
 
@@ -48,23 +52,32 @@ def new_kind(
         q, k, v and out.
     choices, extras
         As in `cufa.launch.calls.run`.
-    kv : str
-        "Padded" or "Varlen": what the lengths among the extras are.
-    names : tuple of str
-        The names of the choices.
+    names, lengths : tuple of str
+        The names of `tensors` and `choices`, and of the lengths among the extras.
     mods : TracedFunctions
         The caller's functions.
+    padded
+        As in `PreparedCalls`.
     """
-    arguments: dict[str, Any] = dict(zip(("q", "k", "v", "out"), tensors, strict=True))
-    arguments |= zip((*names, "seed"), (*choices, extras.seed), strict=True)
+    arguments: dict[str, Any] = dict(zip(names, (*tensors, *choices), strict=True))
+    arguments |= dict.fromkeys(lengths) | {"seed": extras.seed}
     arguments |= zip(ARRAYS, extras.arrays, strict=False)  # or there are none of them
-    arguments |= zip(LENGTHS[kv], extras.lengths, strict=False)
-    problem, layout = call_of(arguments, mods).problem, layout_of(arguments)
-    is_invariant = arguments.get("batch_invariant", False)
-    return PreparedCalls(problem, layout, extras, arguments["kernel"], batch_invariant=is_invariant)
+    arguments |= zip(lengths, extras.lengths, strict=False)
+    arguments |= zip(SCALES, extras.scales, strict=False)
+    call = call_of(arguments, mods)
+    problem, given = call.problem, call.arguments
+    kernel, parts = given["kernel"], given.get("num_splits")
+    if problem.is_cached and problem.is_empty:  # a kernel that cannot be is refused all the same
+        Planner(problem, devices.current(), kernel, num_splits=parts)(problem)
+    return PreparedCalls(
+        *(problem, layout_of(given), extras, kernel),
+        batch_invariant=given.get("batch_invariant", False),
+        num_splits=parts,
+        padded=padded,
+    )
 
 
-def explained(arguments: Mapping[str, Any]) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
+def explained(arguments: Mapping[str, Any]) -> AnyPlan:
     """Return how a call, given by its arguments, would run."""
     call = call_of(arguments)
     problem, kernel = call.problem, arguments["kernel"]
@@ -93,7 +106,9 @@ def _on_cpu(call: Call) -> Any:
     result = operands.out
     if functions.is_called:  # whatever they raise, `out` is whole
         operands = operands._replace(out=result.copy())
-    if problem.kv == "Dense":
+    if problem.is_cached:
+        lse = decode(problem, operands)
+    elif problem.kv == "Dense":
         _, lse = cpu.attention(problem, operands, functions)
     else:
         lse = attention_of_lengths(problem, operands, operands.lengths, functions)

@@ -67,7 +67,7 @@ def explained(given: Mapping[str, Any]) -> BackwardPlan | cpu.Plan:
         read={name: named[name] for name in call.mods.sums},
     )
     wanted, table = wanted_of(call.problem, sums, call.ndim), user_table(device)
-    how = wrt, given["deterministic"]
+    how = wrt, call.arguments["deterministic"]
     return plan_explained(call.problem, device, *how, wanted=wanted, table=table)
 
 
@@ -83,8 +83,8 @@ def _checked(given: Mapping[str, Any]) -> tuple[Call, tuple[str, ...], dict[str,
         The arrays that this may name, and dq, dk and dv: None for those that the caller has no
         place for.
     """
-    check_flag("deterministic", given["deterministic"])
-    arguments = {**given, "out": None, "return_lse": True}
+    deterministic = check_flag("deterministic", given["deterministic"])
+    arguments = {**given, "deterministic": deterministic, "out": None, "return_lse": True}
     tensors = {name: given[name] for name in TENSORS}
     forward = {name: given[name] for name in FORWARD if name in given}
     into = {name: given.get(name) for name in INTO}

@@ -91,8 +91,8 @@ def merge(
     (3, 8, 1, 64)
     """
     check_layout(layout)
-    arrays: dict[str, Array] = {f"outs[{i}]": each for i, each in enumerate(_parts("outs", outs))}
-    of_lses: dict[str, Array] = {f"lses[{i}]": each for i, each in enumerate(_parts("lses", lses))}
+    arrays: dict[str, Array] = _parts("outs", outs)
+    of_lses: dict[str, Array] = _parts("lses", lses)
     if len(arrays) != len(of_lses):
         raise ValueError(
             f"lses has {len(of_lses)} parts, but outs has {len(arrays)}: as many are needed"
@@ -124,14 +124,15 @@ def merge(
     return result, lse
 
 
-def _parts(name: str, parts: Sequence[Array] | Array) -> list[Array]:
+def _parts(name: str, parts: Sequence[Array] | Array) -> dict[str, Array]:
+    """Return the parts with names for messages."""
     if not isinstance(parts, (list, tuple)):
         module_of(name, parts)
         if len(np.shape(parts)) == 0:
             raise ValueError(f"{name} has shape (): its first axis must be the parts")
     if len(parts) == 0:
         raise ValueError(f"{name} has no parts")
-    return list(parts)
+    return {f"{name}[{i}]": each for i, each in enumerate(parts)}
 
 
 def _check(outs: dict[str, Array], lses: dict[str, Array], layout: str) -> None:

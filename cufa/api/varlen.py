@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cufa.api.forward import explained, new_kind, other
+from cufa.api.forward import AnyPlan, explained, new_kind, other
 from cufa.api.options import Causal, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
-from cufa.cpu import attention as cpu
 from cufa.features.dropout import check_dropout, check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.planner.decode import DecodePlan
-from cufa.planner.fp8 import Fp8Plan
-from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
+from cufa.problem.lengths import LENGTHS
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
@@ -29,7 +26,8 @@ if TYPE_CHECKING:
     from cufa.api.keywords import QuantizedVarlenOptions, VarlenOptions
 
 
-_CHOICES = (
+_NAMES = (
+    *("q", "k", "v", "out"),
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
     *("scale", "max_seqlen_q", "max_seqlen_k"),
 )
@@ -209,7 +207,7 @@ def attention_varlen(
         *(max_seqlen_q, max_seqlen_k),
     )
     read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
-    given = "Varlen", _CHOICES, mods
+    given = _NAMES, LENGTHS["Varlen"], mods
     return calls.run(q, k, v, out, choices, read, extras, new_kind, given)
 
 
@@ -221,7 +219,7 @@ def explain_varlen(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array,
     **options: Unpack[VarlenOptions[bool]],
-) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
+) -> AnyPlan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
 
     Parameters

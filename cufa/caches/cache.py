@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import numpy as np
 
+from cufa.api.arguments import call_of
 from cufa.api.decode import decode_padded
 from cufa.api.options import Window
 from cufa.api.other_names import refuse, refuses_other_names
@@ -14,7 +15,6 @@ from cufa.caches.counts import Counts, none_allocated
 from cufa.caches.layers import Layer, Layers
 from cufa.checks import check_scale
 from cufa.features.window import NO_WINDOW
-from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Cache(Layers):
         caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
         places = {"lengths": held.lengths, "block_table": held.block_table}
         places |= {"k_scale": held.k_scale, "v_scale": held.v_scale}
-        parse_decode({**arguments, **caches, **places})
+        call_of({**arguments, **caches, **places})
         if not self._in_use.any():
             raise none_allocated(self._rows.start, len(self))
         if not self._store.host[1].any():

@@ -108,10 +108,10 @@ def run(
     result = _replayed(None, q, k, v, out, return_lse, options, extras)
     if result is not None:
         return result
+    kind = new((q, k, v, out), choices, extras, *given)
     global _ndarray, _current_device
     import cupy
 
-    kind = new((q, k, v, out), choices, extras, *given)
     _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
     problem = kind.problem
     if problem.is_empty:

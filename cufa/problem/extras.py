@@ -22,7 +22,7 @@ from cufa.features.user_functions import BLOCKS, Blocks, MaskMod
 from cufa.problem.problem import Problem
 
 _PARTS = {
-    argument: {part.dtype: part for part in PARTS.values() if part.argument == argument}
+    argument: {np.dtype(part.dtype): part for part in PARTS.values() if part.argument == argument}
     for argument in ARRAYS
 }
 
@@ -75,8 +75,6 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
-        if not self.lengths:
-            return None
         tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
         return next(tables, None)
 
@@ -137,7 +135,7 @@ _INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
 
 def part_of(argument: str, dtype: np.dtype) -> Part | None:
     """Return the part that reads an argument of a dtype; None if none does."""
-    return _PARTS[argument].get(dtype.name) if dtype.isnative else None
+    return _PARTS[argument].get(dtype)
 
 
 def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> Ints | None:
@@ -353,7 +351,7 @@ def parse_score_arrays(
             raise TypeError(f"{argument} must be a {xp.__name__} array, as q is")
         part = part_of(argument, array.dtype)
         if part is None:
-            needed = " or ".join(_PARTS[argument])
+            needed = " or ".join(part.dtype for part in _PARTS[argument].values())
             raise TypeError(
                 f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
                 f"{_other_mask(array.dtype) if argument == 'mask' else ''}"

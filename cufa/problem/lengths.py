@@ -113,7 +113,7 @@ def check_lengths(name: str, lengths: Array, most: int | np.ndarray, room: str =
 def with_lengths(
     problem: Problem, arguments: Mapping[str, Any], xp: ModuleType
 ) -> tuple[Problem, dict[str, Array | None]]:
-    """Check the arrays that say how long sequences are, of `attention` or `attention_varlen`.
+    """Check the arrays that say how long sequences are, and where.
 
     Parameters
     ----------
@@ -138,6 +138,8 @@ def with_lengths(
     """
     if "cu_seqlens_q" in arguments:
         return _packed(problem, arguments, xp)
+    if problem.is_cached:
+        return problem, _in_cache(problem, arguments, xp)
     lengths = {name: arguments.get(name) for name in LENGTHS["Padded"]}
     if all(array is None for array in lengths.values()):
         return problem, {}
@@ -187,6 +189,47 @@ def _packed(
         kv="Varlen", sequences=sequences, max_seqlen_q=longest_q, max_seqlen_k=longest_k
     )
     return problem, lengths
+
+
+def _in_cache(
+    problem: Problem, arguments: Mapping[str, Any], xp: ModuleType
+) -> dict[str, Array | None]:
+    """Return the arrays of `with_lengths`, for a cache: None for `capacity` keys of each."""
+    lengths, table = (arguments[name] for name in LENGTHS[problem.kv])
+    if lengths is not None:
+        check_integers("lengths", lengths, (problem.batch,), xp)
+        room = ""
+        if table is not None:
+            pages, size = table.shape[1], problem.page_size
+            room = f", the {pages} pages of {size} tokens of a sequence's table"
+        check_lengths("lengths", lengths, problem.seq_kv, room)
+    if table is not None:
+        check_integers("block_table", table, (problem.batch, table.shape[1]), xp)
+        if isinstance(table, np.ndarray):
+            _check_table(table, lengths, problem)
+    found = {"lengths": lengths, "block_table": table}
+    return {
+        name: np.ascontiguousarray(x, np.int32) if isinstance(x, np.ndarray) else x
+        for name, x in found.items()
+    }
+
+
+def _check_table(table: np.ndarray, lengths: Array | None, problem: Problem) -> None:
+    """Refuse pages on the host that do not exist, as far as they are known to be in use."""
+    if lengths is not None and not isinstance(lengths, np.ndarray):
+        return  # only the device knows
+    used = problem.seq_kv if lengths is None else lengths[:, None]
+    bad = (table < 0) | (table >= problem.pages)
+    first = np.arange(table.shape[1]) * problem.page_size  # keys
+    bad &= first < used
+    seen, _ = problem.seen(0, np.int64(used) - problem.seq_q)
+    if seen is not None:
+        bad &= np.minimum(first + problem.page_size, used) > seen
+    if bad.any():
+        i, j = (int(x) for x in np.argwhere(bad)[0])
+        raise ValueError(
+            f"block_table[{i}, {j}] is {table[i, j]}, but the cache has {problem.pages} pages"
+        )
 
 
 def check_offsets(name: str, offsets: np.ndarray, total: int) -> None:

@@ -5,8 +5,7 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -200,8 +199,11 @@ class Problem(NamedTuple):
     @property
     def _reach(self) -> Reach:
         """How far queries see."""
-        bounds = zip(Reach(None, None, None), *(each.reach for each in self.features), strict=True)
-        return Reach(*(_tightest(min, of_each) for of_each in bounds))
+        bounds: list[int | None] = [None, None, None]
+        for feature in self.features:
+            both = zip(bounds, feature.reach, strict=True)
+            bounds = [b if a is None else a if b is None else min(a, b) for a, b in both]
+        return Reach(*bounds)
 
     @property
     def hides_far_keys(self) -> bool:
@@ -225,12 +227,9 @@ class Problem(NamedTuple):
     def sees(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the first key that each of some queries sees, and the end of what it sees."""
         i = np.arange(rows.start, rows.stop)
-        first, end = np.zeros_like(i), np.full_like(i, self.seq_kv)
-        seen_first, seen_end = self.seen(i, i + self.seq_kv - self.seq_q)
-        if seen_first is not None:
-            first = np.clip(seen_first, 0, self.seq_kv)
-        if seen_end is not None:
-            end = np.minimum(end, seen_end)
+        first, end = self.seen(i, i + self.seq_kv - self.seq_q)
+        first = np.zeros_like(i) if first is None else np.clip(first, 0, self.seq_kv)
+        end = np.full_like(i, self.seq_kv) if end is None else np.minimum(end, self.seq_kv)
         return first, np.maximum(end, first)
 
     def seen(self, i: Any, stands: Any) -> tuple[Any, Any]:
@@ -238,11 +237,14 @@ class Problem(NamedTuple):
 
         None for no bound; they may be beyond the keys that there are.
         """
-        bounds = [feature.sees(i, stands) for feature in self.features]
-        return (
-            _tightest(np.maximum, (first for first, _ in bounds)),
-            _tightest(np.minimum, (end for _, end in bounds)),
-        )
+        first = end = None
+        for feature in self.features:
+            feature_first, feature_end = feature.sees(i, stands)
+            if feature_first is not None:
+                first = feature_first if first is None else np.maximum(first, feature_first)
+            if feature_end is not None:
+                end = feature_end if end is None else np.minimum(end, feature_end)
+        return first, end
 
     @classmethod
     def of_shapes(
@@ -297,12 +299,6 @@ class Problem(NamedTuple):
         return from_shapes(dtype, *shapes, scale=scale, asked=options, shown=tuple(shapes))
 
 
-def _tightest(pick: Callable[[Any, Any], Any], bounds: Iterable[Any]) -> Any:
-    """Return the bound that is picked of all; None if all are, which are no bounds."""
-    given = [bound for bound in bounds if bound is not None]
-    return functools.reduce(pick, given) if given else None
-
-
 def checked(problem: Problem) -> Problem:
     """Check a problem that may have been made field by field, and return it in plain values.
 
@@ -341,17 +337,18 @@ def from_shapes(
     scale: float | None,
     asked: Mapping[str, object],
     shown: tuple[tuple[int, ...], ...],
+    kv: str = "Dense",
+    table: Ints = (),
 ) -> Problem:
-    """Check 4-D shapes and the arguments that are plain values; errors quote the shapes `shown`.
+    """Check 4-D shapes and the arguments that are plain values; others are as in `check_shapes`.
 
     `asked` holds features of the scores by argument, see `cufa.features.parse`.
     """
-    batch, heads_q, seq_q, head_dim = q_shape
-    _, heads_kv, seq_kv, head_dim_v = v_shape
-    check_shapes("Dense", q_shape, k_shape, v_shape, shown)
-    features = parse(asked)
-    sizes = batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v
-    return Problem(dtype, *sizes, check_scale(scale, head_dim), features)
+    keys = check_shapes(kv, q_shape, k_shape, v_shape, shown, table)
+    (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, page_size, head_dim_v) = q_shape, v_shape
+    sizes = batch, heads_q, heads_kv, seq_q, keys, head_dim, head_dim_v
+    problem = Problem(dtype, *sizes, check_scale(scale, head_dim), parse(asked), kv)
+    return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
 
 
 def check_shapes(
