@@ -72,7 +72,11 @@ class Call(NamedTuple):
         )
 
 
-def call_of(arguments: Mapping[str, Any], mods: TracedFunctions | None = None) -> Call:
+def call_of(
+    arguments: Mapping[str, Any],
+    mods: TracedFunctions | None = None,
+    wrt: tuple[str, ...] = (),
+) -> Call:
     """Check the arguments of a call, by name.
 
     Parameters
@@ -80,6 +84,8 @@ def call_of(arguments: Mapping[str, Any], mods: TracedFunctions | None = None) -
     arguments : mapping
     mods : TracedFunctions, optional
         The caller's functions, if they have been traced.
+    wrt : tuple of str
+        Names of arrays by which they are differentiated if they are traced here.
     """
     check_flag("return_lse", arguments["return_lse"])
     check_flag("batch_invariant", arguments.get("batch_invariant", False))
@@ -94,7 +100,7 @@ def call_of(arguments: Mapping[str, Any], mods: TracedFunctions | None = None) -
     xp = module_of_all({**tensors_of(arguments), **scales_of(arguments)})
     if mods is None:
         own: dict[str, Any] = {name: arguments.get(name) for name in OWN}
-        mods = NOTHING if xp is np else trace(**own)
+        mods = NOTHING if xp is np else trace(**own, wrt=wrt)
     problem, operands = parse(arguments, xp, mods)
     seed = check_dropout_seed(arguments.get("seed"), arguments.get("dropout_p", 0.0))
     if seed:

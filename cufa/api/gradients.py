@@ -9,14 +9,13 @@ import numpy as np
 
 from cufa import device as devices
 from cufa.api.arguments import Call, call_of, functions_on_cpu
-from cufa.api.block_mask import mask_mod_of
 from cufa.arrays import Array, module_of_all
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.cpu.lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout
-from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by, trace
+from cufa.features.expression.tracing import check, read_by
 from cufa.launch import backward
 from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan
@@ -90,38 +89,26 @@ def _checked(given: Mapping[str, Any]) -> tuple[Call, tuple[str, ...], dict[str,
     into = {name: given.get(name) for name in INTO}
     written = {name: array for name, array in into.items() if array is not None}
     xp = module_of_all({**tensors, **forward, **written})
-    if given.get("block_mask") is not None:
-        arguments["mask_mod"] = mask_mod_of(given["block_mask"], given["mask_mod"])
     arguments["dropout_p"] = check_dropout(given["dropout_p"])
     score_mod, read = given["score_mod"], {}
     if score_mod is not None and not isinstance(score_mod, str):
         read = read_by(check("score_mod", score_mod))
     named = {**read, **tensors, **arrays_of(given), **into}
     wrt = check_wrt(given["wrt"], named, read)
-    mods = NOTHING if xp is np else _traced(arguments, _read_of(wrt))
-    return call_of(arguments, mods), wrt, named
+    if xp is not np and isinstance(score_mod, str):
+        raise TypeError(
+            "score_mod is C++, which cannot be differentiated: give a Python function of it"
+        )
+    if xp is not np and given["kernel"] is not None:
+        raise ValueError(
+            f"kernel: the dtype and the GPU choose that of gradients: leave {given['kernel']!r} out"
+        )
+    return call_of(arguments, wrt=_read_of(wrt)), wrt, named
 
 
 def _read_of(wrt: tuple[str, ...]) -> tuple[str, ...]:
     """Return those that are arrays which a `score_mod` reads."""
     return tuple(name for name in wrt if name not in WRT)
-
-
-def _traced(arguments: Mapping[str, Any], read: tuple[str, ...]) -> TracedFunctions:
-    """Return the functions of a call, as the kernels take them; refuse what these do not compute.
-
-    `read` names the arrays that they are differentiated by.
-    """
-    score_mod, kernel = arguments["score_mod"], arguments["kernel"]
-    if isinstance(score_mod, str):
-        raise TypeError(
-            "score_mod is C++, which cannot be differentiated: give a Python function of it"
-        )
-    if kernel is not None:
-        raise ValueError(
-            f"kernel: the dtype and the GPU choose that of gradients: leave {kernel!r} out"
-        )
-    return trace(score_mod, arguments["mask_mod"], read)
 
 
 def _on_gpu(
