@@ -252,7 +252,7 @@ def attention(
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     if dropout_p or seed is not None:
         seed = check_dropout_seed(seed, dropout_p)
-    if isinstance(q, np.ndarray) or not (out_dtype is precision is None):
+    if out_dtype is not None or precision is not None or isinstance(q, np.ndarray):
         return other(locals())
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)

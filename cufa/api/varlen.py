@@ -196,7 +196,7 @@ def attention_varlen(
         dropout_p = check_dropout(dropout_p)  # an array has no truth
     if dropout_p or seed is not None:
         seed = check_dropout_seed(seed, dropout_p)
-    if isinstance(q, np.ndarray) or not (out_dtype is precision is None):
+    if out_dtype is not None or precision is not None or isinstance(q, np.ndarray):
         return other(locals())
     mods = NOTHING if score_mod is mask_mod is None else trace(score_mod, mask_mod)
     arrays = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`

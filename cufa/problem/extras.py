@@ -69,8 +69,7 @@ class Extras(NamedTuple):
     @property
     def flat(self) -> tuple[Any, ...]:
         """All arrays, in the order in which a launch is given their addresses."""
-        arrays, lengths, mods, _, scales = self
-        return arrays + lengths + mods + scales
+        return self.arrays + self.lengths + self.mods + self.scales
 
     @property
     def table(self) -> ArrayInfo | None:
