@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -31,10 +31,16 @@ _MAX_SCALE = 2.0**64
 
 def check_layout(layout: object) -> None:
     """Refuse what is no order of axes."""
-    if not isinstance(layout, str):
-        raise TypeError(f"layout must be a string, not {type(layout).__name__}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'bhsd' or 'bshd', not {layout!r}")
+    check_choice("layout", layout, LAYOUTS)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse what is none of several strings."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -11,6 +11,7 @@ from reference import oracle, random_inputs
 
 from cufa.arrays import Operands
 from cufa.device import Device
+from cufa.explorer.oracle import Oracle
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -19,7 +20,7 @@ CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 4000.0, "gemm_tflops": 700.0}
 
 
 class PlayedStage:
-    """In place of `cufa.explorer.stage.Stage`.
+    """In place of `cufa.explorer.subject.Stage`.
 
     `said` decides the result of a variant: a word, such as "right" or "wrong", and perhaps the
     milliseconds of a call. By default its cubin says so.
@@ -36,7 +37,7 @@ class PlayedStage:
         device: Device,
         score_inputs: ScoreInputs | None = None,
     ) -> None:
-        p = problem
+        self.problem = p = problem
         sizes = {"b": p.batch, "hq": p.heads_q, "hk": p.heads_kv, "sq": p.seq_q, "sk": p.seq_kv}
         inputs = random_inputs(
             np.random.default_rng(3), p.dtype, **sizes, d=p.head_dim, dv=p.head_dim_v
@@ -48,6 +49,10 @@ class PlayedStage:
         self.right = right
         self.rest_s: float | None = None
         self.runs = 0
+
+    def judge(self) -> Any:
+        """Return the judge of results."""
+        return Oracle(np, self.problem, *self.operands[:3], self.inputs).judge
 
     def said(self, variant: Variant, cubin: bytes) -> str:
         """Return what a variant does."""

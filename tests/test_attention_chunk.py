@@ -122,14 +122,14 @@ def test_tiles_of_other_chunks_are_skipped(
 ) -> None:
     """Each of 16 tiles of queries looks at the two of keys that are its chunk's."""
     looked_at = []
-    tiles = cpu.Dense.tiles
+    tiles = cpu.KV.tiles
     monkeypatch.setattr(cpu, "ROWS", 128)
 
-    def counted(kv: cpu.Dense, keys: slice) -> Any:
+    def counted(kv: cpu.KV, keys: slice) -> Any:
         looked_at.append(keys)
         return tiles(kv, keys)
 
-    monkeypatch.setattr(cpu.Dense, "tiles", counted)
+    monkeypatch.setattr(cpu.KV, "tiles", counted)
     q, k, v = random_inputs(rng, "float32", sq=2048, d=8)
     cufa.attention(q, k, v, attention_chunk=512)
     assert len(looked_at) == 16 * 512 // cpu.KEYS

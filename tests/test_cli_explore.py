@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +178,10 @@ def test_sigint_for_real(tmp_path: Path) -> None:
     target = tmp_path / "x.json"
     command = [sys.executable, "-m", "cufa", "explore", "--q", "2,16,1024,32", "--arch", "sm_90a"]
     command += ["--kernel", "fa2_mma", "--dtype", "bfloat16", "--jobs", "2", "--json", str(target)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    # Jobs in the background of a shell ignore SIGINT, and so would their children.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, preexec_fn=heeding, **pipes) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         for _ in range(3):  # an impatient user

@@ -15,8 +15,9 @@ from cufa import cli, device, tuned
 from cufa.cli import machine
 from cufa.explorer import Progress, Row
 from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.space import variants
 from cufa.explorer.subject import Subject
-from cufa.explorer.tune import Interrupted, Tuned, Tuning
+from cufa.explorer.tune import Tuned, Tuning
 from cufa.features.softcap import Softcap
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
@@ -39,20 +40,20 @@ class Fake:
 
     def __call__(
         self,
+        tuning: Tuning,
         problems: Iterable[Problem],
         *,
         backward: bool,
         jobs: int | None,
         progress: Any,
         on_problem: Any,
-    ) -> Tuning:
-        """Return the tuning, or be interrupted."""
+    ) -> None:
+        """Fill the tuning, or be interrupted."""
         self.problems = list(problems)
-        tuning = Tuning(GPU)
         subject_of = GradientsOf if backward else Subject
         for done, problem in enumerate(self.problems):
             if done == self.stop_after:
-                raise Interrupted(tuning)
+                raise KeyboardInterrupt
             on_problem(done, len(self.problems), problem)
             subject = subject_of(problem, GPU)
             planned = subject.usual()
@@ -63,7 +64,6 @@ class Fake:
                 continue
             row = Tuned(problem, subject.key(), planned, 100.0, winner, 80.0, 1.25)
             tuning.rows.append(row)
-        return tuning
 
 
 @pytest.fixture
@@ -212,9 +212,11 @@ def test_a_small_problem_on_a_gpu(
 ) -> None:
     from cufa.explorer import tune as tuner
 
-    def small(problems: Iterable[Problem], **options: Any) -> Tuning:
-        space = {"bm": (64,), "bn": (32, 64), "stages": (2,), "warps": (4,)}
-        return tuner.tune(problems, kernels=["fa2_mma"], space=space, **options)
+    def small(tuning: Tuning, problems: Iterable[Problem], **options: Any) -> None:
+        axes = {"bm": (64,), "bn": (32, 64), "stages": (2,), "warps": (4,)}
+        (problem,) = problems
+        space = variants(problem, tuning.device, ["fa2_mma"], axes)
+        tuner.tune(tuning, [problem], space=space, **options)
 
     monkeypatch.setattr("cufa.cli.tune.tune", small)
     target = tmp_path / "x.json"

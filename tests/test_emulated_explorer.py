@@ -17,7 +17,7 @@ from score_arrays import FEATURES, options_of
 from test_emulated import FA3, MMA, emulated, emulator  # noqa: F401
 
 from cufa import device, explorer
-from cufa.explorer import stage
+from cufa.explorer import subject
 from cufa.explorer.oracle import Oracle, Verdict
 from cufa.specs.variant import Variant
 
@@ -50,11 +50,11 @@ def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Jud
         oracle = Oracle(np, right, *of_host[:3], beside_host)
         given: Any = tuple(map(on_gpu, arrays))
         problem, operands, inputs = explorer._of_arrays(given, there, timed=False)
-        on_stage = stage.Stage(problem, operands, H200, inputs)
+        on_stage = subject.Stage(problem, operands, H200, inputs)
         variant = variant._replace(score=problem.score)
-        monkeypatch.setattr(stage.jit, "load", lambda *_: None)
+        monkeypatch.setattr(subject.jit, "load", lambda *_: None)
         monkeypatch.setattr(
-            stage.jit, "launchable", lambda _, variant, gpu: emulated.kernel(variant, gpu, 0)
+            subject.jit, "launchable", lambda _, variant, gpu: emulated.kernel(variant, gpu, 0)
         )
         on_stage.operands.out.fill(np.nan)
         on_stage.ready(variant, b"")()

@@ -11,9 +11,9 @@ from emulated import needs_compiler
 from test_emulated_backward import emulated, emulator  # noqa: F401
 
 from cufa import device
-from cufa.explorer import stage
+from cufa.explorer import subject
 from cufa.explorer.gradient_oracle import GradientOracle
-from cufa.explorer.gradients import GradientStage, variants
+from cufa.explorer.gradients import GradientsOf, GradientStage
 from cufa.problem.problem import Problem
 
 pytestmark = needs_compiler
@@ -37,20 +37,21 @@ def test_a_tile_that_is_not_the_planned_one(
     has_sinks = options.pop("sinks", False)
     problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
     problem = problem.reading("Sinks") if has_sinks else problem
-    on_stage = GradientStage(problem, None, A100, None)
+    on_stage = GradientStage(problem, A100)
     host = tuple(x.get() for x in on_stage.arrays)
     inputs = on_stage.inputs
     arrays = {name: x.get() for name, x in inputs.arrays.items()}
     oracle = GradientOracle(np, problem, host, inputs._replace(arrays=arrays))
-    planned, *others = variants(problem, A100, {"warps": (4,), "blocks_per_sm": (1,)})
+    space = {"warps": (4,), "blocks_per_sm": (1,)}
+    planned, *others = GradientsOf(problem, A100).variants(None, space)
     asked: list[str] = []
-    kernel = stage.jit.kernel
+    kernel = subject.jit.kernel
 
     def counted(instance: Any, *rest: Any) -> Any:
         asked.append(str(instance))
         return kernel(instance, *rest)
 
-    monkeypatch.setattr(stage.jit, "kernel", counted)
+    monkeypatch.setattr(subject.jit, "kernel", counted)
     monkeypatch.setattr(GradientStage, "wait", lambda self: None)
     chosen = next(each for each in others if (each.bm, each.bn) == (32, 64))
     on_stage.run(on_stage.ready(chosen, b""))

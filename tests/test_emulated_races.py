@@ -103,17 +103,20 @@ def test_decoding(
     assert emulated.races() == {kernel: 0}
 
 
-@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("d", "dtype"), [*((d, "float16") for d in (64, 96, 128, 256)), (256, "float32")]
+)
 @pytest.mark.parametrize("granularity", ["block", "head"])
-@exhaustive("quantize", but=lambda d, granularity: (d, granularity) == (128, "block"))
+@exhaustive("quantize", but=lambda d, dtype, granularity: (d, granularity) == (128, "block"))
 def test_quantizing(
     emulated: Watching,  # noqa: F811
     rng: np.random.Generator,
     d: int,
+    dtype: str,
     granularity: Any,
 ) -> None:
     """Blocks find their tiles anew while they take them."""
-    x = rng.standard_normal((1, 9 * 256 // d, 500, d), np.float32).astype(np.float16)
+    x = rng.standard_normal((1, 9 * 256 // d, 500, d), np.float32).astype(dtype)
     each: tuple[dict[str, Any], ...] = {"hadamard": True}, {"transposed": True}
     for how in each:
         found = cufa.quantize(on_gpu(x), granularity=granularity, **how)

@@ -17,7 +17,7 @@ from score_arrays import FEATURES, options_of
 import cufa
 from cufa import device
 from cufa.device import Device
-from cufa.explorer import Interrupted, Progress, stage
+from cufa.explorer import Interrupted, Progress, subject
 from cufa.features.causal import Causal
 from cufa.features.softcap import Softcap
 from cufa.planner.plan import plan_tiles
@@ -310,7 +310,7 @@ class Scripted(PlayedStage):
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(stage, "Stage", Scripted)
+    monkeypatch.setattr(subject, "Stage", Scripted)
 
 
 @pytest.mark.usefixtures("fake_gpu")

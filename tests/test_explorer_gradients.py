@@ -13,9 +13,10 @@ from test_cli_compile import Captured
 import cufa
 from cufa import cli
 from cufa import device as devices
+from cufa.device import Device
 from cufa.explorer import gradients
 from cufa.explorer.gradient_oracle import GradientOracle
-from cufa.explorer.gradients import GradientsOf, variants
+from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.oracle import Verdict
 from cufa.explorer.result import Row
 from cufa.explorer.run import Run
@@ -79,6 +80,10 @@ def test_right_is_told_from_wrong(
 # the space
 
 
+def variants(problem: Problem, gpu: Device, space: Any) -> Any:
+    return GradientsOf(problem, gpu).variants(None, space)
+
+
 def test_tiles() -> None:
     found = variants(PROBLEM, A100, {})
     plan = backward_plan(PROBLEM._replace(returns_lse=True), A100, "qkv", deterministic=False)
@@ -119,24 +124,17 @@ def test_illegal_tiles() -> None:
 # a run
 
 
-class PlayedGradients(PlayedStage):
-    """A stage whose results are dq, dk and dv."""
-
-    arrays = ()
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a run that has measured three tiles, one of which is wrong."""
 
-    class Judge:
-        def __init__(self, xp: Any, problem: Problem, arrays: Any, inputs: ScoreInputs) -> None:
-            pass
+    class Stage(PlayedStage):
+        def __init__(self, problem: Problem, gpu: Device) -> None:
+            super().__init__(problem, None, gpu)
 
-        def judge(self, out: Any) -> Verdict:
-            return Verdict(0.1, "dk: error" if out[0, 0, 0, 0] > 100 else None)
+        def judge(self) -> Any:
+            return lambda out: Verdict(0.1, "dk: error" if out[0, 0, 0, 0] > 100 else None)
 
-    class Stage(PlayedGradients):
         def ready(self, variant: Any, cubin: bytes) -> Any:
             word, _, rest = cubin.decode().partition(" ")
 
@@ -147,13 +145,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             return call
 
     monkeypatch.setattr(gradients, "GradientStage", Stage)
-    monkeypatch.setattr(gradients, "GradientOracle", Judge)
     tiles = variants(PROBLEM, A100, {})[:3]
     cubins = "right 2", "wrong 1", "right 1"
     compiled: Any = {v: (Row(v), cubin.encode()) for v, cubin in zip(tiles, cubins, strict=True)}
-    found = Run(GradientsOf(PROBLEM, A100), None, None, compiled)
-    found.build(list(tiles))
-    found.measure(None)
+    found = Run(None, None)
+    found.compiled = compiled
+    found.build(GradientsOf(PROBLEM, A100), list(tiles))
+    found.measure()
     return found
 
 

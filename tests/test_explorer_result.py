@@ -15,7 +15,7 @@ import pytest
 
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.result import Row, ranked
-from cufa.explorer.table import cells, tile_text
+from cufa.explorer.table import lines, tile_text
 from cufa.explorer.work import flops, nbytes
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
@@ -57,10 +57,10 @@ def test_a_switch_is_shown_beside_the_kernel() -> None:
     variant = Variant(
         "fa3_wgmma", "bfloat16", 128, 128, 192, 80, 2, 16, 1, ping_pong=True, score=("Causal",)
     )
-    assert cells(Row(variant), timed=False)[0] == "fa3_wgmma ping_pong"
+    assert lines([Row(variant)])[1][0] == "fa3_wgmma ping_pong"
     assert tile_text(variant) == "fa3_wgmma 192x80 2/16/1 ping_pong"
     other = variant._replace(ping_pong=False)
-    assert cells(Row(other), timed=False)[0] == "fa3_wgmma"
+    assert lines([Row(other)])[1][0] == "fa3_wgmma"
     assert tile_text(other) == "fa3_wgmma 192x80 2/16/1"
 
 

@@ -14,7 +14,7 @@ from cufa.arrays import Operands, as_bhsd
 from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer import run as module
-from cufa.explorer import stage
+from cufa.explorer import subject
 from cufa.explorer.race import Race
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
@@ -42,7 +42,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[PlayedStage]:
             super().__init__(*arguments)
             stages.append(self)
 
-    monkeypatch.setattr(stage, "Stage", Stage)
+    monkeypatch.setattr(subject, "Stage", Stage)
     return stages
 
 
@@ -53,8 +53,9 @@ def compiled_run(*cubins: str, progress: Any = None) -> Run:
         v: (Row(v, registers=v.bn), cubin.encode())
         for v, cubin in zip(variants, cubins, strict=True)
     }
-    run = Run(Subject(PROBLEM, H200), None, progress, compiled)
-    run.build(variants)
+    run = Run(None, progress)
+    run.compiled = compiled
+    run.build(Subject(PROBLEM, H200), variants)
     return run
 
 
@@ -198,9 +199,9 @@ def gpu_of(cupy: Any) -> Device:
 def run_on(
     device: Device, problem: Problem, cubins: dict[Variant, bytes], operands: Operands | None = None
 ) -> Run:
-    compiled = {variant: (Row(variant), cubin) for variant, cubin in cubins.items()}
-    run = Run(Subject(problem, device), None, None, compiled)
-    run.build(list(cubins))
+    run = Run(None, None)
+    run.compiled = {variant: (Row(variant), cubin) for variant, cubin in cubins.items()}
+    run.build(Subject(problem, device), list(cubins))
     run.measure(operands)
     return run
 

@@ -16,18 +16,16 @@ from cufa import device as devices
 from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
 from cufa.device import Device
-from cufa.explorer import build, gradients, stage, tune
-from cufa.explorer import subject as module
+from cufa.explorer import build, gradients, subject, tune
 from cufa.explorer.build import Built
 from cufa.explorer.gradients import GradientsOf
-from cufa.explorer.oracle import Oracle
 from cufa.explorer.race import Duel
 from cufa.explorer.run import Progress
 from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.subject import Subject
 from cufa.explorer.table import tile_text
-from cufa.explorer.tune import Interrupted, Tuning, entry_of
+from cufa.explorer.tune import Tuning, entry_of
 from cufa.launch import backward
 from cufa.planner.backward_model import explained
 from cufa.planner.plan import Plan, plan_tiles
@@ -99,16 +97,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
                 return f"error {world.errors[variant]}"
             return f"right {world.us.get(variant, 500.0) / 1e3}"
 
-    class Gradients(Stage):
-        """A stage whose results stand for those of gradients."""
-
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.arrays = self.operands[:3]
-
-    def oracle_of(xp: Any, problem: Problem, arrays: Any, inputs: ScoreInputs) -> Oracle:
-        q, k, v = arrays
-        return Oracle(xp, TINY, q, k, v, inputs)
+    def of_gradients(problem: Problem, device: Device) -> Stage:
+        return Stage(problem, None, device, None)
 
     def duel_of(subject: Subject, first: Contestant, second: Contestant) -> Duel:
         ratio = world.ratios.get((subject.problem, second[0]), 1.0)
@@ -125,18 +115,22 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
-    monkeypatch.setattr(stage, "Stage", Stage)
-    monkeypatch.setattr(module, "Oracle", lambda xp, problem, *qkv: Oracle(xp, TINY, *qkv))
-    monkeypatch.setattr(gradients, "GradientStage", Gradients)
-    monkeypatch.setattr(gradients, "GradientOracle", oracle_of)
+    monkeypatch.setattr(subject, "Stage", Stage)
+    monkeypatch.setattr(gradients, "GradientStage", of_gradients)
     monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "free_memory", lambda: None)
     monkeypatch.setattr(build, "compile_all", compile_all)
     return world
 
 
+def tuned_for(problems: Any, **options: Any) -> Tuning:
+    found = Tuning(GPU)
+    tune.tune(found, problems, **options)
+    return found
+
+
 def run(*problems: Problem, **options: Any) -> Tuning:
-    return tune.tune(problems, **{"space": (PLANNED, FAST, OTHER), **options})
+    return tuned_for(problems, **{"space": (PLANNED, FAST, OTHER), **options})
 
 
 def test_a_faster_variant_wins(world: World) -> None:
@@ -167,7 +161,6 @@ def test_a_lost_duel_keeps_the_plan(world: World, ratio: float) -> None:
     ("problem", "options", "message"),
     [
         (PROBLEM, {"jobs": 0}, "^jobs must be at least 1"),
-        (PROBLEM, {"kernels": "fa2_mma"}, "^kernels must be a sequence of names"),
         (PROBLEM, {"progress": 3}, "^progress must be callable"),
         (PROBLEM._replace(head_dim=999), {}, "^q has shape .* not 999"),
         (PROBLEM.reading("Blocks"), {}, "^problems: block_mask cannot be tuned"),
@@ -275,9 +268,10 @@ def test_what_does_not_compile_is_left_out(world: World, monkeypatch: pytest.Mon
 def test_an_interrupt_brings_what_was_done(world: World) -> None:
     longer = Problem.of_shapes(*[(1, 16, 16384, 128)] * 3, dtype="bfloat16")
     world.interrupt_at = longer
-    with pytest.raises(Interrupted) as stopped:
-        run(PROBLEM, longer)
-    assert [row.problem for row in stopped.value.tuning.rows] == [PROBLEM]
+    found = Tuning(GPU)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(found, [PROBLEM, longer], space=(PLANNED, FAST, OTHER))
+    assert [row.problem for row in found.rows] == [PROBLEM]
 
 
 # the user's table
@@ -337,7 +331,7 @@ def test_gradients_are_raced_and_planned(world: World) -> None:
     world.us = {planned: 200.0, fast: 180.0}
     world.wrong = {wrong}
     world.ratios = {(PROBLEM, fast): 1.1}
-    found = tune.tune([PROBLEM], backward=True)
+    found = tuned_for([PROBLEM], backward=True)
     (row,) = found.rows
     assert (row.planned, row.winner, row.ratio) == (planned, fast, 1.1)
     assert world.compiled == [planned, wrong, fast, *others]
@@ -350,7 +344,7 @@ def test_gradients_are_raced_and_planned(world: World) -> None:
     assert of_gradients(PROBLEM, deterministic=True).variant == planned
     assert with_table(PROBLEM) == forward
     # The table does not change the plan that others are compared with.
-    assert tune.tune([PROBLEM], backward=True).rows[0].planned == planned
+    assert tuned_for([PROBLEM], backward=True).rows[0].planned == planned
     assert GradientsOf(PROBLEM, GPU).planned(()) == fast
 
 
@@ -359,7 +353,7 @@ def test_gradients_that_win_no_more_are_dropped(world: World) -> None:
     key = GradientsOf(PROBLEM, GPU).key()
     tuned.store(GPU, {key: entry_of(fast), problem_class(PROBLEM, GPU): entry_of(FAST)}, "before")
     world.us = {planned: 100.0}
-    tune.tune([PROBLEM], backward=True).store("cufa tune --backward")
+    tuned_for([PROBLEM], backward=True).store("cufa tune --backward")
     assert of_gradients(PROBLEM).variant == planned
     assert with_table(PROBLEM).variant == FAST
 
@@ -370,7 +364,7 @@ def test_a_space_of_gradients(world: World) -> None:
     world.us = {planned: 200.0, narrow: 100.0}
     world.ratios = {(PROBLEM, narrow): 2.0}
     space = {name: (getattr(narrow, name),) for name in TileShape._fields[:5]}
-    tune.tune([PROBLEM], space=space, backward=True).store("a test")
+    tuned_for([PROBLEM], space=space, backward=True).store("a test")
     assert world.compiled == [planned, narrow]
     assert of_gradients(PROBLEM).variant == narrow
 
@@ -379,14 +373,13 @@ def test_a_space_of_gradients(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernels": ["bwd_mma"]}, "one kernel of gradients"),
         ({"space": (FAST,)}, "with backward it must map"),
         ({"backward": 1}, "^backward must be True or False"),
     ],
 )
 def test_errors_of_gradients(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        tune.tune([PROBLEM], **{"backward": True, **options})
+        tuned_for([PROBLEM], **{"backward": True, **options})
 
 
 # the standard problems
@@ -424,7 +417,8 @@ def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
     base = Variant("fa2_mma", "float16", 64, 64, 64, 64, 2, 4, 1, score=("Causal",))
     space = [base._replace(dtype=d, bn=n) for d in ("float16", "bfloat16") for n in (32, 64)]
     steps: list[Progress] = []
-    found = tune.tune(problems, space=space, progress=steps.append)
+    found = Tuning(device)
+    tune.tune(found, problems, space=space, progress=steps.append)
     assert found.failures == {}
     assert {row.problem for row in found.rows} == set(problems)
     for row in found.rows:
@@ -442,7 +436,8 @@ def test_on_a_gpu(cupy: Any, tmp_path: Path) -> None:
 def test_gradients_on_a_gpu(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = devices.of_id(cupy.cuda.runtime.getDevice())
     problem = Problem.of_shapes(*[(1, 4, 500, 64)] * 3, dtype="float16", causal=True)
-    found = tune.tune([problem], backward=True)
+    found = Tuning(device)
+    tune.tune(found, [problem], backward=True)
     assert found.failures == {}
     (row,) = found.rows
     assert min(row.planned_us, row.winner_us) > 1

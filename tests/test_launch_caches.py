@@ -13,8 +13,8 @@ from reference import DTYPES
 from test_append import INSTANCES, on_gpu_rotary
 
 import cufa
+from cufa.caches.layer import Layer
 from cufa.caches.store import Store
-from cufa.caches.writer import Writer
 from cufa.compiler import jit
 from cufa.specs.instance import Instance
 
@@ -220,13 +220,13 @@ def test_tokens_of_a_kind_are_checked_once(
     """But what is illegal by its address alone is refused each time."""
     _, cache = both(paged=False)
     checked: list[int] = []
-    whole = Writer._checked
+    whole = Layer._checked
 
     def counted(*arrays: Any) -> Any:
         checked.append(1)
         return whole(*arrays)
 
-    monkeypatch.setattr(Writer, "_checked", counted)
+    monkeypatch.setattr(Layer, "_checked", counted)
     for _ in range(5):
         k, v, q = (on_gpu(drawn(rng, "float32", 3, h, 1, D)) for h in (H, H, 2 * H))
         cache.extend(1)
@@ -285,7 +285,7 @@ def test_a_device_that_fails_has_the_lengths_of_before(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("cufa.launch.launch.PreparedLaunch.__call__", fail)
+        patch.setattr("cufa.launch.launch.taken_buffer", fail)
         with pytest.raises(MemoryError):
             cache.append(k, v)
     np.testing.assert_array_equal(cache.lengths.get(), [3, 3, 0])

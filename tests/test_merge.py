@@ -11,6 +11,7 @@ import numpy as np
 import played_gpu
 import pytest
 from exhaustive import exhaustive
+from played_gpu import Gpu, Stream, on_gpu
 from reference import DTYPES, Expected, random_inputs, to_host
 
 import cufa
@@ -230,6 +231,29 @@ def test_many_parts_take_one_launch(
     arrays = [[played_gpu.on_gpu(x) for x in each] for each in (outs, lses)]
     assert_agrees(*cufa.merge(*arrays), outs, lses)
     assert len(played) == 1
+
+
+def test_what_needs_memory_is_refused_in_a_capture(gpu: Gpu) -> None:
+    """Copies of parts that lie unlike each other, the result of odd strides, many addresses."""
+    x, of_x = np.ones((1, 2, 5, 16), np.float32), np.zeros((1, 2, 5), np.float32)
+    out, lse = on_gpu(x), on_gpu(of_x)
+    turned = on_gpu(x.swapaxes(2, 3).copy()).swapaxes(2, 3)
+    apart = on_gpu(x.swapaxes(1, 2).copy()).swapaxes(1, 2)
+    of_apart = on_gpu(of_x.swapaxes(1, 2).copy()).swapaxes(1, 2)
+    calls: dict[str, tuple[Any, ...]] = {
+        r"outs: of shape .* have different strides, and copies": ([out, apart], [lse, lse]),
+        r"lses: of shape .* have different strides, and copies": ([out, out], [lse, of_apart]),
+        r"out: of strides .* the result": ([out, out], [lse, lse], turned),
+        r"outs: the addresses of more than 128": ([out] * 130, [lse] * 130),
+    }
+    for message, (outs, lses, *into) in calls.items():
+        options = {"out": into[0]} if into else {}
+        gpu.stream = Stream()
+        cufa.merge(outs, lses, **options)
+        gpu.stream = Stream(capturing=True)
+        with pytest.raises(ValueError, match=f"^{message} would need memory, .*: give fewer, "):
+            cufa.merge(outs, lses, **options)
+    assert len(gpu.launches) == len(calls)
 
 
 def test_more_rows_than_the_kernel_can_count(played: list[Instance]) -> None:

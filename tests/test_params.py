@@ -138,7 +138,7 @@ def test_what_is_filled_in(variant: Variant, score: tuple[str, ...]) -> None:
     variant = variant._replace(score=score)
     layout, dtype = AttentionLayout(variant), variant.parameter
     problem = problem._replace(features=(MadeUp(),))
-    content = layout.filled(layout.of_plan(chosen, problem), problem, strides)
+    content = layout.of_call(layout.of_plan(chosen, problem), problem, strides)
     assert layout.start == ("maps" in (dtype.names or ())) * MAPS.itemsize
     assert layout.start + len(content) == dtype.itemsize
 

@@ -126,12 +126,14 @@ def test_a_capture_that_is_refused_writes_nothing(
     given: dict[str, Any] = {name: on_gpu(nan) for name in ("dq", "dk")}
     lengths, wrt = on_gpu(np.array([30], np.int32)), ("q", "k")
     gpu.stream = Stream(capturing=True)
-    for dout, out, message in (
-        (x, x, "a backward pass is captured .* no memory is set aside"),
-        (x, turned, "out .* would be copied"),
-        (turned, x, "dout .* would be copied"),
+    of_turned = on_gpu(np.ones((1, 40, 2), np.float32)).swapaxes(1, 2)
+    for dout, out, of_out, message in (
+        (x, x, lse, "a backward pass is captured .* no memory is set aside"),
+        (x, turned, lse, "out .* would be copied"),
+        (turned, x, lse, "dout .* would be copied"),
+        (x, x, of_turned, "lse .* would be copied"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
-            cufa.attention_backward(*(dout, x, x, x, out, lse), lengths_k=lengths, wrt=wrt, **given)
+            cufa.attention_backward(dout, x, x, x, out, of_out, lengths_k=lengths, wrt=wrt, **given)
     assert all(np.isnan(place.get()).all() for place in given.values())
     assert not gpu.launches

@@ -13,7 +13,6 @@ from cufa.api.arguments import Call, call_of, functions_on_cpu
 from cufa.arrays import Array
 from cufa.cpu import attention as cpu
 from cufa.cpu.decode import decode
-from cufa.cpu.lengths import attention_of_lengths
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.parts import ARRAYS
 from cufa.launch.prepare import PreparedCalls
@@ -108,10 +107,8 @@ def _on_cpu(call: Call) -> Any:
         operands = operands._replace(out=result.copy())
     if problem.is_cached:
         lse = decode(problem, operands)
-    elif problem.kv == "Dense":
-        _, lse = cpu.attention(problem, operands, functions)
     else:
-        lse = attention_of_lengths(problem, operands, operands.lengths, functions)
+        lse = cpu.attention(problem, operands, operands.lengths, functions)
     if result is not operands.out:
         result[...] = operands.out
     return (out, lse.reshape(lse_shape)) if call.arguments["return_lse"] else out

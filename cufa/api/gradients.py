@@ -13,7 +13,6 @@ from cufa.arrays import Array, module_of_all
 from cufa.checks import check_flag
 from cufa.cpu import attention as cpu
 from cufa.cpu.backward import attention_backward as on_cpu
-from cufa.cpu.lengths import backward_of_lengths
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.tracing import check, read_by
 from cufa.launch import backward
@@ -130,9 +129,8 @@ def _on_gpu(
     for name, array in found.items():
         if name not in WRT and name not in sums:  # the function only refers to it
             array.fill(0)
-    tensors = backward.Tensors(call.operands.q, call.operands.k, call.operands.v)
     how = call.arguments["deterministic"], call.ndim
-    backward.attention_backward(call.problem, tensors, results, views, extras, *how)
+    backward.attention_backward(call.problem, call.operands, results, views, extras, *how)
     return tuple(found.values())
 
 
@@ -158,10 +156,7 @@ def _on_cpu(
     gradients = Gradients(**{name: x for name, x in sums.items() if name in WRT}, read=read)
     views = gradients.viewed(call.view, call.ndim)
     whole = call.problem, call.operands._replace(out=results.out), results, views
-    if call.problem.kv == "Dense":
-        on_cpu(*whole, functions)
-    else:
-        backward_of_lengths(*whole, call.operands.lengths, functions)
+    on_cpu(*whole, call.operands.lengths, functions)
     found = []
     for name, gradient in sums.items():
         place = places.get(name)

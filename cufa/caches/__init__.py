@@ -1,5 +1,5 @@
 """Caches of keys and values: storage, lengths and pages, kept on the host and on the device.
 
-A `KVCache` or `PagedKVCache` is a `Cache` (append, write, decode), that is `Layers` (their arrays),
-that are `Sequences` (their lengths). All of it is in one `Store`, which views and layers share.
+A `KVCache` or `PagedKVCache` is a `Cache` (layers, append, write, decode), that is `Sequences`
+(their lengths). All of it is in one `Store`, which views and layers share.
 """

@@ -12,8 +12,10 @@ from cufa.api.options import Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, none_allocated
-from cufa.caches.layers import Layer, Layers
-from cufa.checks import check_scale
+from cufa.caches.kinds import dtype_of
+from cufa.caches.layer import Layer
+from cufa.caches.sequences import Sequences
+from cufa.checks import check_scale, check_size
 from cufa.features.window import NO_WINDOW
 from cufa.specs.variant import Variant
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _OF_PAGES = frozenset(("allocate", "free", "free_pages"))
 
 
-class Cache(Layers):
+class Cache(Sequences):
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
 
     ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can, but for `fork`,
@@ -33,6 +35,10 @@ class Cache(Layers):
     of its own, with CuPy on the current device; a view takes the whole cache along. They cannot be
     captured into a CUDA graph.
     """
+
+    def _look(self) -> None:
+        super()._look()
+        self._layers: dict[int, Layer] = {}
 
     if not TYPE_CHECKING:  # where every name would be known
 
@@ -54,6 +60,107 @@ class Cache(Layers):
             raise ValueError(f"a cache is cut by a slice of step 1, not {step}")
         first = self._rows.start
         return Cache(self._store, slice(first + start, first + max(start, stop)))
+
+    def layer(self, layer: int = 0) -> tuple[Array, Array]:
+        """Return keys and values of a layer, as `decode` takes them.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        k_cache, v_cache : array
+            (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
+            page_size, head_dim); in the order of its layout. Always the same memory. In 8 bits,
+            they are bytes that `scales` go with: float8_e4m3fn (uint8 on CuPy) or int8. The
+            `decode` of the cache refuses tokens that are put there without `write`; `cufa.decode`
+            takes them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer.
+        """
+        held = self._layer(layer)
+        return held.k, held.v
+
+    def scales(self, layer: int = 0) -> tuple[Array, Array]:
+        """Return the scales of a layer's keys and values, as `decode` takes them.
+
+        Parameters
+        ----------
+        layer : int
+
+        Returns
+        -------
+        k_scale, v_scale : array of float32, or None
+            (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
+            layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
+            are keys without their mean where the cache is smooth. The `decode` of the cache adds
+            what is lacking to the log-sum-exp, and `cufa.decode` over them does not.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer.
+        """
+        held = self._layer(layer)
+        return held.k_scale, held.v_scale
+
+    def dequantize(
+        self, layer: int = 0, *, dtype: Any, length: int | None = None
+    ) -> tuple[Array, Array]:
+        """Return a layer's keys and values of 8 bits as arrays that `attention` takes.
+
+        For a long prompt, `attention` over them is faster than `decode`.
+
+        Parameters
+        ----------
+        layer : int
+        dtype : str or numpy.dtype
+            That of the queries: "float16", "bfloat16" or "float32".
+        length : int, optional
+            Tokens of each sequence; by default those of the longest. Numbers behind the end of a
+            shorter sequence mean nothing: give ``lengths_k`` to `attention`.
+
+        Returns
+        -------
+        k, v : array, (sequences, heads_kv, length, head_dim)
+            In the order of the cache's layout, from pages in one piece; in new memory. Numbers are
+            bytes times scales in float32, and the mean where the cache is smooth, rounded to
+            `dtype`: in float16, those beyond 65504 become infinite.
+
+        Raises
+        ------
+        TypeError, ValueError
+            There is no such layer, the cache is not of 8 bits, a dtype or a length does not fit, or
+            the layer misses tokens, as in `decode`.
+
+        Examples
+        --------
+        >>> import numpy as np, cufa
+        >>> cache = cufa.KVCache(1, 2, 1000, 64, dtype="int8")
+        >>> q, k = np.ones((1, 4, 700, 64), np.float32), np.ones((1, 2, 700, 64), np.float32)
+        >>> cache.append(k, k)
+        >>> out = cufa.attention(q, *cache.dequantize(dtype=q.dtype), causal=True)
+        >>> np.allclose(out, 1)
+        True
+        """
+        held, store = self._layer(layer), self._store
+        if store.kind is None:
+            raise ValueError(
+                f"dequantize is of caches of 8 bits, but this one is of {store.dtype.name}: "
+                "layer() returns keys and values"
+            )
+        known = dtype_of(dtype)
+        capacity = store.shape[2]
+        if store.pages is not None:
+            capacity *= store.pages.table.shape[1]
+        longest = int(self._ends.max(initial=0))
+        size = longest if length is None else check_size("length", length, capacity, least=0)
+        store.check_written(layer, self._rows)
+        return held.dequantized(known, size)
 
     @overload
     def append(
@@ -92,7 +199,7 @@ class Cache(Layers):
             )
         self._store.refuse_capture("append, which extends the cache,")
         held = self._layer(0)
-        new = held.writer.new(k, v, q)
+        new = held.new(k, v, q)
         chosen = self._counts("counts", new.seq if counts is None else counts)
         if counts is not None and chosen.max(initial=0) > new.seq:
             raise ValueError(f"counts: {chosen.max()} of {new.seq} tokens cannot be appended")
@@ -147,7 +254,7 @@ class Cache(Layers):
         rotary embedding computes in float32 and rounds once (Su et al. 2021, RoFormer).
         """
         held = self._layer(layer)
-        new = held.writer.new(k, v, q)
+        new = held.new(k, v, q)
         grown = self._ends - self._starts
         most = max(grown.tolist(), default=0)
         if most > new.seq:
@@ -157,7 +264,7 @@ class Cache(Layers):
             self._store.is_captured = True
             return new.q
         if (len(self) and not most) or held.written.tobytes() != self._starts.tobytes():
-            held.writer.check_new(new.seq)
+            held.check_new(new.seq)
         new.run()
         held.written[...] = self._ends
         return new.q
@@ -264,3 +371,11 @@ class Cache(Layers):
         if held.k_mean is not None and return_lse:
             held.add_mean(found[1], q, check_scale(scale, q.shape[3]))
         return found
+
+    def _layer(self, layer: int) -> Layer:
+        """Return a layer of these sequences; made once."""
+        held = self._layers.get(layer) if type(layer) is int else None
+        if held is None:
+            number = check_size("layer", layer, self._store.layers - 1, least=0)
+            held = self._layers[number] = Layer(self._store, self._rows, number)
+        return held

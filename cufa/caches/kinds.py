@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import ml_dtypes
@@ -21,11 +22,9 @@ def kind_of(dtype: Any) -> np.dtype | Kind:
     """
     if isinstance(dtype, str) and dtype in KINDS:
         return KINDS[dtype]
-    known = _native(dtype, (*DTYPES, *KINDS))
-    for kind in KINDS.values():
-        if known == kind.on_host:
-            return kind
-    return _one_of(known, (*DTYPES, *KINDS))
+    of_8_bits = {kind.on_host: kind for kind in KINDS.values()}
+    known = _checked(dtype, (*DTYPES, *KINDS), of_8_bits)
+    return of_8_bits.get(known, known)
 
 
 def dtype_of(dtype: Any) -> np.dtype:
@@ -35,25 +34,20 @@ def dtype_of(dtype: Any) -> np.dtype:
     ------
     TypeError
     """
-    return _one_of(_native(dtype, (*DTYPES,)), (*DTYPES,))
+    return _checked(dtype, (*DTYPES,))
 
 
-def _one_of(known: np.dtype, names: tuple[str, ...]) -> np.dtype:
-    if not known.isnative or known.name not in DTYPES:
-        raise TypeError(f"{_needed(names)}, not {shown_dtype(known)}")
-    return known
-
-
-def _native(dtype: Any, names: tuple[str, ...]) -> np.dtype:
+def _checked(dtype: Any, names: tuple[str, ...], others: Collection[np.dtype] = ()) -> np.dtype:
+    """Return a dtype, one of `DTYPES` or of others; errors say the names."""
+    needed = f"dtype must be one of {', '.join(names)}, as a string or a NumPy dtype"
     if not isinstance(dtype, (str, type, np.dtype)):
         shown = repr(dtype)
         shown = shown if len(shown) < 40 else type(dtype).__name__
-        raise TypeError(f"{_needed(names)}, not {shown}")
+        raise TypeError(f"{needed}, not {shown}")
     try:
-        return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        known = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     except Exception:  # which one depends on the kind of nonsense
-        raise TypeError(f"{_needed(names)}, not {dtype!r}") from None
-
-
-def _needed(names: tuple[str, ...]) -> str:
-    return f"dtype must be one of {', '.join(names)}, as a string or a NumPy dtype"
+        raise TypeError(f"{needed}, not {dtype!r}") from None
+    if known not in others and known not in [row.numpy for row in DTYPES.values()]:
+        raise TypeError(f"{needed}, not {shown_dtype(known)}")
+    return known

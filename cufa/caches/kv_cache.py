@@ -12,7 +12,7 @@ from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
 from cufa.caches.counts import check_sequence
 from cufa.caches.full import CacheFullError
-from cufa.caches.made import made
+from cufa.caches.store import Store
 from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
 
@@ -108,7 +108,7 @@ class KVCache(Cache):
         arguments = locals()
         sequences = check_size("sequences", sequences)
         capacity = check_size("capacity", capacity, MAX_KEYS)
-        super().__init__(made(arguments, sequences, capacity), slice(0, sequences))
+        super().__init__(Store(arguments, sequences, capacity), slice(0, sequences))
 
     def fork(self, sequence: int) -> int:
         """Copy the tokens of a sequence to the first one that has none.

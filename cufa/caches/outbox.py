@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array
-
-
-class _Sent(NamedTuple):
-    """Memory that a copy is read from, until its event is done."""
-
-    memory: Any
-    array: np.ndarray
-    event: Any
 
 
 class Outbox:
@@ -26,7 +18,8 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._sent: deque[_Sent] = deque()
+        # Memory that copies are read from, the same as an array, and an event that says when.
+        self._sent: deque[tuple[Any, np.ndarray, Any]] = deque()
 
     def send(self, host: np.ndarray, device_array: Array) -> None:
         """Copy an array; each time of the same size, and contiguous.
@@ -40,13 +33,13 @@ class Outbox:
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        if self._sent and self._sent[0].event.done:
-            free = self._sent.popleft()
+        if self._sent and self._sent[0][2].done:
+            memory, array, event = self._sent.popleft()
         else:
             memory = cupy.cuda.alloc_pinned_memory(host.nbytes)
             array = np.frombuffer(memory, host.dtype, host.size).reshape(host.shape)
-            free = _Sent(memory, array, cupy.cuda.Event(disable_timing=True))
-        free.array[...] = host
-        device_array.data.copy_from_host_async(free.memory.ptr, host.nbytes, stream)
-        free.event.record(stream)
-        self._sent.append(free)
+            event = cupy.cuda.Event(disable_timing=True)
+        array[...] = host
+        device_array.data.copy_from_host_async(memory.ptr, host.nbytes, stream)
+        event.record(stream)
+        self._sent.append((memory, array, event))

@@ -12,8 +12,8 @@ from cufa.api.rotary import Rotary
 from cufa.caches.cache import Cache
 from cufa.caches.counts import check_sequence
 from cufa.caches.full import CacheFullError
-from cufa.caches.made import made
 from cufa.caches.pages import Pages
+from cufa.caches.store import Store
 from cufa.checks import check_size
 from cufa.problem.problem import MAX_KEYS
 
@@ -93,7 +93,7 @@ class PagedKVCache(Cache):
         width = check_size("pages_per_sequence", width)
         capacity = check_size("pages_per_sequence * page_size", width * page_size, MAX_KEYS)
         tables = Pages(pages, page_size, sequences, width)
-        super().__init__(made(arguments, sequences, capacity, tables), slice(0, sequences))
+        super().__init__(Store(arguments, sequences, capacity, tables), slice(0, sequences))
 
     @property
     def free_pages(self) -> int:
@@ -165,10 +165,7 @@ class PagedKVCache(Cache):
         """
         self._store.refuse_capture("fork")
         check_sequence(sequence, self._store.in_use)
-        new = self.allocate()
-        try:
+        with self._store.changing():
+            new = self.allocate()
             self._store.move(np.array([sequence]), np.array([new]))
-        except BaseException:
-            self._store.in_use[new] = False
-            raise
         return new

@@ -7,19 +7,22 @@ addresses, and each change is sent there. Nothing is read back.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from cufa.api.rotary import Rotary
 from cufa.arrays import Array, whole_chunks
+from cufa.caches.kinds import kind_of
 from cufa.caches.outbox import Outbox
 from cufa.caches.pages import Pages, Taken
+from cufa.caches.rotaries import rotaries_of
+from cufa.checks import check_flag, check_layout, check_module, check_size
 from cufa.launch.capture import is_capturing
-from cufa.quantized.rows import Kind
+from cufa.quantized.rows import KINDS, Kind
+from cufa.specs import MAX_HEAD_DIM
 
 
 class Store:
@@ -27,25 +30,32 @@ class Store:
 
     Parameters
     ----------
+    arguments : mapping
+        The arguments `heads_kv`, `head_dim`, `head_dim_v`, `dtype`, `smooth`, `layers`, `layout`,
+        `rotary` and `xp` of `KVCache`, by name.
+    sequences : int
+    capacity : int
+        Tokens of the longest sequence.
+    pages : Pages, optional
+        All of them are free.
+
+    Attributes
+    ----------
     xp : module
         `numpy` or `cupy`.
-    dtype : numpy.dtype or Kind
-        The latter for 8 bits.
     layout : str
+    kind : Kind or None
+        The numbers, if they have 8 bits.
+    dtype : numpy.dtype
+        The dtype of the arrays.
     layers : int
     shape : tuple of int
         (batch, heads_kv, capacity) or (pages, heads_kv, page_size).
     head_dims : tuple of int
         Head dims of keys and of values.
-    sequences : int
     pages : Pages or None
-    rotaries : sequence of Rotary or None
+    rotaries : tuple of Rotary or None
         One for each layer.
-    smooth : bool
-        Whether a mean is taken off keys.
-
-    Attributes
-    ----------
     k, v : array, (layers, *shape, head_dim)
         In the order of the layout. Rows are padded with zeros to whole chunks of 16 bytes.
     k_scale, v_scale : array of float32, (layers, *shape), or None
@@ -65,30 +75,43 @@ class Store:
 
     def __init__(
         self,
-        xp: Any,
-        dtype: np.dtype | Kind,
-        layout: str,
-        layers: int,
-        shape: tuple[int, ...],
-        head_dims: tuple[int, int],
+        arguments: Mapping[str, Any],
         sequences: int,
-        pages: Pages | None,
-        rotaries: Sequence[Rotary | None],
-        smooth: bool = False,
+        capacity: int,
+        pages: Pages | None = None,
     ) -> None:
-        self.kind = dtype if isinstance(dtype, Kind) else None
-        if isinstance(dtype, Kind):
-            dtype = dtype.on_host if xp is np else dtype.on_device
-        self.xp, self.dtype, self.layout, self.layers = xp, dtype, layout, layers
-        self.shape, self.head_dims, self.pages, self.rotaries = shape, head_dims, pages, rotaries
-        blocks, heads, keys = shape
+        self.layout = layout = arguments["layout"]
+        check_layout(layout)
+        self.pages, heads = pages, check_size("heads_kv", arguments["heads_kv"])
+        blocks, keys = (sequences, capacity) if pages is None else (pages.free, pages.page_size)
+        self.shape = shape = blocks, heads, keys
+        head_dim = check_size("head_dim", arguments["head_dim"], MAX_HEAD_DIM)
+        head_dim_v = head_dim if arguments["head_dim_v"] is None else arguments["head_dim_v"]
+        head_dims = head_dim, check_size("head_dim_v", head_dim_v, MAX_HEAD_DIM)
+        self.head_dims = head_dims
+        self.layers = layers = check_size("layers", arguments["layers"])
+        self.xp = xp = arguments["xp"]
+        check_module(xp)
+        self.rotaries = rotaries_of(arguments["rotary"], layers, head_dim, capacity, xp)
+        kind, smooth = kind_of(arguments["dtype"]), check_flag("smooth", arguments["smooth"])
+        self.kind = kind if isinstance(kind, Kind) else None
+        if isinstance(kind, Kind):
+            dtype = kind.on_host if xp is np else kind.on_device
+        elif smooth:
+            raise ValueError(
+                f"smooth must be False where dtype is {kind.name}: it is for caches of 8 bits, "
+                f"{', '.join(KINDS)}"
+            )
+        else:
+            dtype = kind
+        self.dtype = dtype
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
         self._bases = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
         scaled = () if self.kind is None else head_dims
         self._scales = [xp.zeros((layers, *shape), np.float32) for _ in scaled]
-        of_means = layers, sequences, heads, head_dims[0]
+        of_means = layers, sequences, heads, head_dim
         self._means = xp.zeros(of_means, np.float32) if smooth else None
         self.host = np.zeros((2, sequences), np.int32)
         # Numbers of a paged cache are in use when they have been allocated, and others always.

@@ -69,9 +69,10 @@ def interrupt_once(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C: stop once, and let what was found be kept and printed without another stop.
 
     A second one could also end the process while the compiler still runs in threads, which it does
-    not survive.
+    not survive. It meets a handler that does nothing: with SIG_IGN, Python may complain of a signal
+    that was on its way.
     """
-    signal.signal(number, signal.SIG_IGN)
+    signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 

@@ -30,7 +30,7 @@ from cufa import device as devices
 from cufa import disk_cache
 from cufa.cli import machine, parser, table
 from cufa.cli.explain import plan_of_gradients
-from cufa.cli.values import Shapes, count, shapes
+from cufa.cli.values import count, shapes
 from cufa.compiler import cubins, elf, nvrtc
 from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
@@ -42,13 +42,11 @@ from cufa.planner.attention import decode_variants, plan
 from cufa.planner.decode import plan_splits
 from cufa.planner.fp8 import kernels
 from cufa.planner.plan import plan_tiles
-from cufa.planner.problem_class import ProblemClass
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
 from cufa.specs.decode_block import DECODE_SCORE
 from cufa.specs.instance import Instance
-from cufa.specs.spec import HeadDims, Spec
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
@@ -168,21 +166,14 @@ def _check(options: argparse.Namespace) -> None:
 
 def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Instance]:
     """Return what to compile for a GPU."""
-    masks = parser.masks_of(options)
     dtypes = DTYPES if options.dtype is None else (options.dtype,)
     if not options.problems and not options.decodes:
+        masks = parser.masks_of(options)
         own = [v for v in _all(device) if v.causal in masks]
         return [v for v in [*own, *decode_variants(device, masks)] if v.dtype in dtypes]
 
-    def problems(given: list[Shapes] | None) -> list[Problem]:
-        return [
-            parser.problem_of(each, dtype, causal, options)
-            for each in given or ()
-            for dtype in dtypes
-            for causal in masks
-        ]
-
-    asked = _with_lengths(problems(options.problems), options.lengths)
+    problems = parser.problems_of(options, options.problems, dtypes)
+    asked = [_with_lengths(problem, options.lengths) for problem in problems]
     if options.precision:
         return [kernel for each in asked for kernel in kernels(each, device)]
     table = user_table(device)
@@ -194,31 +185,28 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
         if options.backward:
             steps = plan_of_gradients(whole, device, deterministic=False).steps
             found += (step.instance for step in steps)
-    for each in problems(options.decodes):
+    for each in parser.problems_of(options, options.decodes, dtypes):
         in_cache = _of_decode(each, options.page_size, options.cache_dtype)
         if in_cache is not None:
             found.append(plan_splits(in_cache, device).variant)
     return found
 
 
-def _with_lengths(problems: list[Problem], how: str | None) -> list[Problem]:
-    """Return problems whose sequences may have other lengths, the longest ones as they are."""
+def _with_lengths(problem: Problem, how: str | None) -> Problem:
+    """Return a problem whose sequences may have other lengths, the longest ones as they are."""
     if how is None:
-        return problems
+        return problem
     if how == "padded":
-        return [problem._replace(kv="Padded") for problem in problems]
-    return [
-        problem._replace(
-            batch=1,
-            seq_q=problem.batch * problem.seq_q,
-            seq_kv=problem.batch * problem.seq_kv,
-            kv="Varlen",
-            sequences=problem.batch,
-            max_seqlen_q=problem.seq_q,
-            max_seqlen_k=problem.seq_kv,
-        )
-        for problem in problems
-    ]
+        return problem._replace(kv="Padded")
+    return problem._replace(
+        batch=1,
+        seq_q=problem.batch * problem.seq_q,
+        seq_kv=problem.batch * problem.seq_kv,
+        kv="Varlen",
+        sequences=problem.batch,
+        max_seqlen_q=problem.seq_q,
+        max_seqlen_k=problem.seq_kv,
+    )
 
 
 def _of_decode(problem: Problem, page_size: int | None, cache_dtype: str | None) -> Problem | None:
@@ -250,23 +238,12 @@ def _all(device: Device) -> list[Variant]:
         for kernel in (ATTENTION_KERNELS.get(entry.kernel),)
         if kernel is not None and kernel.runs_on(device)
         for dtype in kernel.dtypes
-        for row in (DTYPES[dtype],)
+        for row, of_class in ((DTYPES[dtype], default_kernel(dtype, device)),)
         if row.bytes == key.element_bytes
         and softcaps.intersection(key.score) <= {row.softcap, row.softcap_with_lse}
-        for head_dims in _head_dims(key, kernel, dtype, device)
+        for head_dims in kernel.head_dims(device)
+        # A class has the head dims of the default kernel, whose steps may be wider.
+        if of_class.padded(device, *head_dims) == (key.head_dim, key.head_dim_v)
     )
     legal = (variant for variant in tuned_ones if variant.illegal(device) is None)
     return list(dict.fromkeys([*all_variants(device), *legal]))
-
-
-def _head_dims(key: ProblemClass, kernel: Spec, dtype: str, device: Device) -> list[HeadDims]:
-    """Return the head dims of a kernel that problems of a class run with.
-
-    The class has those of the default kernel, whose steps may be wider.
-    """
-    of_class = default_kernel(dtype, device)
-    return [
-        pair
-        for pair in kernel.head_dims(device)
-        if of_class.padded(device, *pair) == (key.head_dim, key.head_dim_v)
-    ]

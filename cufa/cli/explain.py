@@ -77,7 +77,11 @@ def add(command: parser.Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the plan."""
     problem = parser.one_problem(options)
-    _check(options)
+    if options.backward:
+        why = "is not for --backward: a dtype has one kernel of gradients"
+        parser.refuse(options, ("kernel", "batch_invariant", "precision"), why)
+    else:
+        parser.refuse(options, ("deterministic",), "is for --backward")
     device = machine.chosen_gpu(options)
     text = problem_text(problem)
     if options.backward:
@@ -93,14 +97,6 @@ def run(options: argparse.Namespace) -> int:
     gpu = f"{device.name}, {device.arch}, {device.sm_count} multiprocessors"
     table.pairs([("problem", text), ("GPU", gpu), *rows])
     return 0
-
-
-def _check(options: argparse.Namespace) -> None:
-    if options.backward:
-        why = "is not for --backward: a dtype has one kernel of gradients"
-        parser.refuse(options, ("kernel", "batch_invariant", "precision"), why)
-    else:
-        parser.refuse(options, ("deterministic",), "is for --backward")
 
 
 def wrt_of(problem: Problem) -> tuple[str, ...]:

@@ -57,8 +57,7 @@ def run(options: argparse.Namespace) -> int:
     """Explore, write the files, print the table."""
     problem = parser.one_problem(options)
     machine.check_compiler()
-    named: Device | None = options.gpu or options.arch
-    device = named or machine.current_gpu("name one, such as --gpu h100, to compile without timing")
+    device = machine.chosen_gpu(options, "name one, such as --gpu h100, to compile without timing")
     space = _space(options, problem, device)
     status = 0
     try:
@@ -67,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
                 problem,
                 space=space,
                 backward=options.backward,
-                device=named,
+                device=options.gpu or options.arch,
                 jobs=options.jobs,
                 progress=show,
             )
@@ -114,10 +113,9 @@ def _write(exploration: Exploration, options: argparse.Namespace) -> None:
 def _print(exploration: Exploration, top: int | None) -> None:
     """Print the first `top` rows, or all, and what is left out."""
     print(f"{heading(exploration)}\n")
-    headers, *rows = lines(exploration, top)
-    table.show(headers, rows)
-    left_out = len(exploration.rows) - len(rows)
-    if left_out:
-        print(f"and {left_out} more")
+    rows = exploration.rows[:top]
+    table.show(lines(rows, exploration.planned))
+    if len(rows) < len(exploration.rows):
+        print(f"and {len(exploration.rows) - len(rows)} more")
     if exploration.best is not None:
         print(f"\nbest: {exploration.best.variant}")

@@ -21,7 +21,7 @@ from cufa import __version__, disk_cache, tuned
 from cufa import device as devices
 from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Parser
-from cufa.compiler import nvrtc, source
+from cufa.compiler import source
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.planner.attention import plan
@@ -42,16 +42,16 @@ def run(options: argparse.Namespace) -> int:
         ("cufa", f"{__version__}, kernel sources {source.digest()}"),
         ("Python", f"{platform.python_version()}, NumPy {np.__version__}"),
         ("CuPy", _if_there(lambda: machine.cupy().__version__)),
-        ("NVRTC", _if_there(_nvrtc_version)),
+        ("NVRTC", _if_there(lambda: ".".join(map(str, machine.check_compiler())))),
         ("driver", _driver()),
         ("GPU", about),
-        ("cufa's cache", _own_cache()),
+        ("cufa's cache", _if_there(_own_cache)),
         ("CuPy's cache", _folder_text(Path(cupys))),
     ]
     if device is None:
         rows.append(("kernels", "none: NumPy arrays are computed on the CPU"))
     else:
-        rows += [("tuned table", _tuned_table(device)), *_kernels(device)]
+        rows += [("tuned table", _if_there(lambda: _tuned_table(device))), *_kernels(device)]
     table.pairs(rows)
     return 0
 
@@ -62,19 +62,15 @@ def _if_there(read: Callable[[], str]) -> str:
         return read()
     except CommandError as failure:
         return str(failure)
-
-
-def _nvrtc_version() -> str:
-    machine.check_compiler()
-    return ".".join(map(str, nvrtc.version()))
+    except OSError as error:
+        return f"none: {error}"
 
 
 def _driver() -> str:
     """Return the driver's version, and the CUDA version that it offers where CuPy can say."""
     words = [machine.driver_version()]
     with suppress(CommandError, *machine.MISSING):
-        offered = machine.cupy().cuda.runtime.driverGetVersion()
-        if offered:
+        if offered := machine.cupy().cuda.runtime.driverGetVersion():
             words.append(f"for CUDA up to {machine.dotted(offered)}")
     return ", ".join(filter(None, words)) or "none"
 
@@ -97,10 +93,7 @@ def _device() -> tuple[Device | None, str]:
 
 
 def _own_cache() -> str:
-    try:
-        folder = disk_cache.folder()
-    except OSError as error:
-        return f"none: {error}"
+    folder = disk_cache.folder()
     found = (disk_cache.why_ignored(folder / name) for name in (".", "kernels", "tuned"))
     return "; ".join((_folder_text(folder), *dict.fromkeys(filter(None, found))))
 
@@ -116,21 +109,17 @@ def _tuned_table(device: Device) -> str:
     found = tuned.user_table(device)
     if found is not None:
         return f"user's table: {len(found.entries)} classes of problems, {found.date}"
-    try:
-        return f"none: 'python -m cufa tune' writes {tuned.user_path(device)}"
-    except OSError as error:
-        return f"none: {error}"
+    return f"none: 'python -m cufa tune' writes {tuned.user_path(device)}"
 
 
 def _kernels(device: Device) -> list[tuple[str, str]]:
     """Return the kernel of each element type, for a typical problem."""
-    rows = []
+    rows = [("kernels", f"for {','.join(map(str, _TYPICAL))}, say")]
     for dtype in DTYPES:
-        problem = Problem.of_shapes(_TYPICAL, _TYPICAL, _TYPICAL, dtype=dtype)
+        problem = Problem.of_shapes(*[_TYPICAL] * 3, dtype=dtype)
         try:
             found = plan(problem, device, table=tuned.user_table(device))
         except ValueError as error:
             return [("kernels", f"none: {error}")]
-        rows.append((dtype, f"{found.variant.kernel}: {found.variant} ({found.reason})"))
-    size = ",".join(map(str, _TYPICAL))
-    return [("kernels", f"for {size}, say"), *((f"  {name}", text) for name, text in rows)]
+        rows.append((f"  {dtype}", f"{found.variant.kernel}: {found.variant} ({found.reason})"))
+    return rows

@@ -27,11 +27,11 @@ def cupy() -> Any:
         raise CommandError(f"CuPy does not start ({error}): set CUPY_CACHE_DIR") from error
 
 
-def check_compiler() -> None:
-    """Make sure that kernels can be compiled."""
+def check_compiler() -> tuple[int, int]:
+    """Return the version of NVRTC, with which kernels can be compiled."""
     cupy()
     try:
-        nvrtc.version()
+        return nvrtc.version()
     except MISSING as error:
         reason = str(error).partition(":")[0]  # what follows is the places that were looked at
         raise CommandError(f"NVRTC is missing ({reason}): {optional.INSTALL_CUPY}") from error
@@ -64,10 +64,12 @@ def dotted(cuda_version: int) -> str:
     return f"{cuda_version // 1000}.{cuda_version % 1000 // 10}"
 
 
-def chosen_gpu(options: argparse.Namespace) -> Device:
+def chosen_gpu(
+    options: argparse.Namespace, remedy: str = "name one, such as --gpu h100 or --arch sm_86"
+) -> Device:
     """Return the GPU that --gpu or --arch names, or else the current one."""
     named: Device | None = options.gpu or options.arch
-    return named or current_gpu("name one, such as --gpu h100 or --arch sm_86")
+    return named or current_gpu(remedy)
 
 
 def check_cache(name: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -28,8 +30,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **options)
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=as_written, **options)
         # As argparse takes negative numbers for values: so that --window may have -1,0.
         self._negative_number_matcher = re.compile(r"-\d")
 
@@ -66,7 +68,7 @@ def add_flag(group: Any, flag: str, text: str) -> None:
 def add_problem(parser: Parser) -> None:
     """Add the options that say one problem."""
     group = parser.add_argument_group("the problem")
-    add_shapes(group, {"required": True}, of_q=": 4,32,4096,128")
+    add_shapes(group, ": 4,32,4096,128", required=True)
     text = "with a causal mask of this alignment (default: bottom-right)"
     group.add_argument(
         "--causal", nargs="?", const="bottom-right", default=False, choices=CAUSAL, help=text
@@ -74,15 +76,13 @@ def add_problem(parser: Parser) -> None:
     add_scores(group)
 
 
-def add_shapes(
-    group: Any, how_q: Mapping[str, Any], of_q: str = "", more: str = "", **how: Any
-) -> None:
-    """Add shapes and element type: `how_q` are options of argparse for q, and `how` for all."""
-    defaults = {"q": of_q, "k": " (default: that of q)", "v": " (default: that of k)"}
-    for name, default in defaults.items():
-        options = {**how, **(how_q if name == "q" else {})}
-        text = f"shape of {name}{default}{more}"
-        group.add_argument(f"--{name}", type=values.shape, metavar="B,H,S,D", help=text, **options)
+def add_shapes(group: Any, of_q: str = "", more: str = "", **how_q: Any) -> None:
+    """Add shapes and element type: `how_q` are options of argparse for q."""
+    how_others = {**how_q, "required": False}
+    add_shape = partial(group.add_argument, type=values.shape, metavar="B,H,S,D")
+    add_shape("--q", help=f"shape of q{of_q}{more}", **how_q)
+    add_shape("--k", help=f"shape of k (default: that of q){more}", **how_others)
+    add_shape("--v", help=f"shape of v (default: that of k){more}", **how_others)
     text = "element type (default: float16)"
     group.add_argument("--dtype", choices=DTYPES, default="float16", help=text)
 
@@ -140,6 +140,14 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
     for name in names:
         if getattr(options, name):
             raise CommandError(f"--{name.replace('_', '-')} {why}")
+
+
+def problems_of(
+    options: argparse.Namespace, shapes: Iterable[values.Shapes] | None, dtypes: Iterable[str]
+) -> list[Problem]:
+    """Return the problems of all shapes, dtypes, and masks that `add_masks` chose."""
+    each = itertools.product(shapes or (), dtypes, masks_of(options))
+    return [problem_of(*one, options) for one in each]
 
 
 def one_problem(options: argparse.Namespace) -> Problem:

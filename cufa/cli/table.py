@@ -28,12 +28,13 @@ def pairs(rows: Sequence[Sequence[object]]) -> None:
         print(f"{name!s:<{names}}  {text}".rstrip())
 
 
-def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """Return the same as a table of rich, which must be there."""
+def rich_table(lines: Sequence[Sequence[str]]) -> Any:
+    """Return lines, of which the first has headings, as a table of rich, which must be there."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    headers, *rows = lines
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for i, header in enumerate(headers):
         shown.add_column(header, justify="left" if i in (0, len(headers) - 1) else "right")
@@ -53,16 +54,16 @@ def console(stream: Any) -> Any:
     return Console(file=stream)
 
 
-def fits(console: Any, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def fits(console: Any, lines: Sequence[Sequence[str]]) -> bool:
     """Whether a table of rich is not too wide; a last column of remarks may be cut."""
-    width = console.measure(rich_table(headers[:-1], [row[:-1] for row in rows])).maximum
+    width = console.measure(rich_table([line[:-1] for line in lines])).maximum
     return bool(width < console.width)
 
 
-def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show(lines: Sequence[Sequence[str]]) -> None:
     """Print a table."""
     terminal = console(sys.stdout)
-    if terminal is not None and fits(terminal, headers, rows):
-        terminal.print(rich_table(headers, rows))
+    if terminal is not None and fits(terminal, lines):
+        terminal.print(rich_table(lines))
     else:
-        print(aligned([headers, *rows]))
+        print(aligned(lines))

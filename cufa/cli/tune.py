@@ -22,10 +22,10 @@ import sys
 from statistics import geometric_mean
 
 from cufa.cli import machine, parser, table
-from cufa.cli.values import Shapes, output
+from cufa.cli.values import output
 from cufa.cli.watch import watch
 from cufa.explorer.standard import standard_problems
-from cufa.explorer.tune import HEADERS, Interrupted, Tuning, tune
+from cufa.explorer.tune import Tuning, tune
 from cufa.problem.problem import Problem
 
 
@@ -34,7 +34,7 @@ def add(command: parser.Parser) -> None:
     group = command.add_argument_group("the problems")
     text = "hidden size 2048, 16384 tokens, head dims 64 to 256, lengths 512 to 16384"
     parser.add_flag(group, "--standard", text)
-    parser.add_shapes(group, {}, more="; repeatable, one for each problem", action="append")
+    parser.add_shapes(group, more="; repeatable, one for each problem", action="append")
     parser.add_masks(group)
     parser.add_scores(group)
     text = "gradients instead: all launches of a call timed together"
@@ -48,21 +48,22 @@ def run(options: argparse.Namespace) -> int:
     """Explore the problems, keep the winners, print both."""
     problems = _problems(options)
     machine.check_compiler()
-    machine.current_gpu("variants are timed, and need one")
+    tuning = Tuning(machine.current_gpu("variants are timed, and need one"))
     if not options.dry_run:
         machine.check_cache("tuned")
     interrupted = False
     try:
         with watch() as show:
-            tuning = tune(
+            tune(
+                tuning,
                 problems,
                 backward=options.backward,
                 jobs=options.jobs,
                 progress=show,
                 on_problem=show.begin_problem,
             )
-    except Interrupted as stop:
-        tuning, interrupted = stop.tuning, True
+    except KeyboardInterrupt:
+        interrupted = True
         print(f"{options.prog}: interrupted; this was found so far", file=sys.stderr)
     try:  # first: a pipe that closes early must not cost the table
         _keep(tuning, options)
@@ -74,30 +75,18 @@ def run(options: argparse.Namespace) -> int:
 def _problems(options: argparse.Namespace) -> list[Problem]:
     if options.standard == bool(options.q):
         raise parser.CommandError("either --standard or at least one --q is needed")
-    masks = parser.masks_of(options)
     if options.standard:
         if options.k or options.v:
             raise parser.CommandError("--standard has shapes of its own: give no --k and no --v")
         if parser.has_scores(options):
             raise parser.CommandError("--standard has scores of its own: say nothing of them")
-        return standard_problems((options.dtype,), masks=masks)
-    shapes = _shapes(options)
-    return [
-        parser.problem_of(each, options.dtype, causal, options)
-        for each in shapes
-        for causal in masks
-    ]
-
-
-def _shapes(options: argparse.Namespace) -> list[Shapes]:
-    """Return the shapes of each problem, which are given in the same order for q, k and v."""
-    queries = options.q
-    keys = options.k or queries
-    values = options.v or keys
-    for name, shapes in (("k", keys), ("v", values)):
-        if len(shapes) != len(queries):
+        return standard_problems((options.dtype,), masks=parser.masks_of(options))
+    keys = options.k or options.q
+    shapes = {"q": options.q, "k": keys, "v": options.v or keys}  # lists, in the same order
+    for name, given in shapes.items():
+        if len(given) != len(options.q):
             raise parser.CommandError(f"as many --{name} as --q are needed, or none")
-    return [Shapes(*each) for each in zip(queries, keys, values, strict=True)]
+    return parser.problems_of(options, zip(*shapes.values(), strict=True), (options.dtype,))
 
 
 def _keep(tuning: Tuning, options: argparse.Namespace) -> None:
@@ -112,11 +101,10 @@ def _keep(tuning: Tuning, options: argparse.Namespace) -> None:
 
 def _print(tuning: Tuning) -> None:
     """Print what the planner chose, and what wins."""
-    cells = tuning.cells()
-    if not cells:
+    if not tuning.rows and not tuning.failures:
         print("nothing was tuned")
         return
-    table.show(HEADERS, cells)
+    table.show(tuning.lines())
     if tuning.rows:
         mean = geometric_mean(row.ratio for row in tuning.rows)
         changed = sum(row.winner != row.planned for row in tuning.rows)

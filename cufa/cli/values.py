@@ -6,7 +6,7 @@ import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import get_type_hints
 
 from cufa import device as devices
 from cufa import optional
@@ -18,22 +18,15 @@ from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 Shape = tuple[int, ...]
+Shapes = tuple[Shape, Shape, Shape]
+"""Shapes of q, k and v."""
 
 _ARGUMENTS = {"head_dim": int, "head_dim_v": int, **get_type_hints(TileShape)}
-_TRUTH = {"true": True, "false": False}
-
-
-class Shapes(NamedTuple):
-    """Shapes of q, k and v."""
-
-    q: Shape
-    k: Shape
-    v: Shape
 
 
 def shapes_of(q: Shape, k: Shape | None = None, v: Shape | None = None) -> Shapes:
     """Return three shapes; K is like Q, and V like K, where left out."""
-    return Shapes(q, k or q, v or k or q)
+    return q, k or q, v or k or q
 
 
 def _positive(text: str) -> Shape:
@@ -68,23 +61,20 @@ def value(read: Callable[[str], object]) -> Callable[[str], object]:
     return checked
 
 
-def _read_arrays() -> list[Part]:
-    """Return the parts that read an array of the caller's."""
-    return [part for part in PARTS.values() if part.axes and part.name != BLOCKS]
-
-
-def known_arrays() -> list[str]:
-    """Return what `array_dtype` takes."""
-    return [f"{part.argument}:{part.dtype}" for part in _read_arrays()]
+def known_arrays() -> dict[str, Part]:
+    """Return the parts that read an array of the caller's, by what `array_dtype` takes."""
+    parts = (part for part in PARTS.values() if part.axes and part.name != BLOCKS)
+    return {f"{part.argument}:{part.dtype}": part for part in parts}
 
 
 def array_dtype(text: str) -> Part:
     """Return the part that reads an array next to q, k and v: ``sinks``, ``bias:bfloat16``."""
-    name, colon, dtype = text.partition(":")
-    parts = [part for part in _read_arrays() if part.argument == name and dtype in ("", part.dtype)]
-    if len(parts) != 1 or (colon and not dtype):
-        known = ", ".join(known_arrays())
-        raise ArgumentTypeError(f"{text!r} is none of {known}; a lone dtype may be left out")
+    known = known_arrays()
+    parts = [part for name, part in known.items() if text in (name, part.argument)]
+    if len(parts) != 1:
+        raise ArgumentTypeError(
+            f"{text!r} is none of {', '.join(known)}; a lone dtype may be left out"
+        )
     return parts[0]
 
 
@@ -126,9 +116,9 @@ def kernel(text: str) -> str:
 
 def truth(text: str) -> bool:
     """Return what ``true`` or ``false`` says."""
-    if text not in _TRUTH:
+    if text not in ("true", "false"):
         raise ArgumentTypeError(f"{text!r} is neither true nor false")
-    return _TRUTH[text]
+    return text == "true"
 
 
 def axis(text: str) -> tuple[str, list[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 from cufa.cli import table
 from cufa.explorer import Progress
 from cufa.explorer.result import Row, ranked
-from cufa.explorer.table import cells, headers, problem_text, remark
+from cufa.explorer.table import lines, problem_text, remark
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
@@ -101,10 +101,8 @@ class Live:
         rows = ranked(list(self._rows.values()))[: max(1, self._console.height - _MARGIN)]
         parts: list[Any] = [Text(self._title), self._bar] if self._title else [self._bar]
         if rows:
-            timed = any(row.median_us is not None for row in rows)
-            lines = [cells(row, timed) for row in rows]
-            if table.fits(self._console, headers(timed), lines):
-                parts.append(table.rich_table(headers(timed), lines))
+            if table.fits(self._console, lines(rows)):
+                parts.append(table.rich_table(lines(rows)))
             else:
                 text = "\n".join(f"{row.variant}  {_said(row)}" for row in rows)
                 parts.append(Text(text, no_wrap=True, overflow="ellipsis"))

@@ -8,19 +8,20 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Operands
+from cufa.arrays import Array, Operands
 from cufa.cpu.functions import NO_FUNCTIONS, Functions
-from cufa.cpu.kv import KV, Dense
+from cufa.cpu.kv import KV
 from cufa.cpu.query_tile import query_tile
+from cufa.cpu.runs import Run, runs
 from cufa.cpu.score import Score
 from cufa.cpu.spans import spans
-from cufa.features.dropout import Dropout
+from cufa.features.feature import Tile
 from cufa.features.parts import edges
 from cufa.problem.problem import Problem
 
@@ -93,24 +94,27 @@ def plan(problem: Problem) -> Plan:
 
 
 def attention(
-    problem: Problem, operands: Operands, functions: Functions = NO_FUNCTIONS
-) -> tuple[np.ndarray, np.ndarray]:
+    problem: Problem,
+    operands: Operands,
+    lengths: Mapping[str, Array | None] = MappingProxyType({}),
+    functions: Functions = NO_FUNCTIONS,
+) -> np.ndarray:
     """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
 
     Parameters
     ----------
     problem : Problem
     operands : Operands
-        Views as `parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d),
-        v (b, hk, sk, dv), and out (b, hq, sq, dv) or None. Any strides.
+        Views as `parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d), v (b, hk, sk, dv), and
+        out (b, hq, sq, dv), where the result goes. Any strides. For "Varlen", b is 1.
+    lengths : mapping
+        As in `cufa.cpu.runs.runs`.
     functions : Functions
         The caller's functions.
 
     Returns
     -------
-    out : ndarray
-        (b, hq, sq, dv) in q's dtype: `operands.out`, or a new array if that is None.
-    lse : ndarray
+    ndarray
         (b, hq, sq) float32: natural logarithm of the sum of the exponentials of a row's scores,
         -inf for a row that sees no key (whose output is 0).
 
@@ -119,62 +123,92 @@ def attention(
     FlashAttention-2 (Dao 2023, algorithm 1), with the running maximum combined over the K/V tiles.
     Keys that a causal mask hides never reach a result, NaN included.
     """
-    q, k, v, out, score_arrays, *_ = operands
-    if problem.of(Dropout) and "numbers" not in score_arrays:
-        score_arrays = {**score_arrays, "numbers": numbers(problem.batch, problem.heads_q)}
-    if out is None:
-        out = np.empty((*q.shape[:3], problem.head_dim_v), q.dtype)
-    lse = np.empty(out.shape[:3], np.float32)
-    if lse.size == 0:
-        return out, lse
-    operands, step = operands._replace(out=out, score_arrays=score_arrays), plan(problem)
+    lse = np.empty(operands.out.shape[:3], np.float32)
+    if lengths.get("lengths_q") is not None:  # which leave rows out
+        operands.out[...], lse[...] = 0, -np.inf
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
-        for batch in spans(0, problem.batch, step.batch):
-            kv_of = partial(_dense, k[batch], v[batch], is_reused=step.rows < problem.seq_q)
-            attend(problem, step, batch, operands, lse, kv_of, functions)
-    return out, lse
+        for step in steps(problem, operands, lengths, functions):
+            k, v = map(step.of_keys, (operands.k, operands.v))
+            attend(step, operands, KV(k, v, is_reused=len(step.scores) > 1), lse)
+    return lse
 
 
-def _dense(k: np.ndarray, v: np.ndarray, heads_kv: slice, *, is_reused: bool) -> Dense:
-    return Dense(k[:, heads_kv], v[:, heads_kv], is_reused)
+def attend(step: Step, operands: Operands, kv: KV, lse: np.ndarray) -> None:
+    """Compute attention of a step, over its keys and values."""
+    q, out, lse = map(step.of_queries, (operands.q, operands.out, lse))
+    for score in step.scores:
+        part = slice(None), slice(None), score.rows
+        query_tile(score, step.columns, q[part], kv, out[part], lse[part])
 
 
-def attend(
+class Step(NamedTuple):
+    """What runs at once: some sequences of a run, and some of their heads.
+
+    Attributes
+    ----------
+    run : Run
+    batch : slice
+        The sequences, counted from the first of the run.
+    numbers : slice
+        The same, counted from the first of the call.
+    heads, heads_kv : slice
+        Query heads, and the K/V heads that they share.
+    columns : int
+        Keys of a tile.
+    scores : list of Score
+        The tiles of queries.
+    """
+
+    run: Run
+    batch: slice
+    numbers: slice
+    heads: slice
+    heads_kv: slice
+    columns: int
+    scores: list[Score]
+
+    def of_queries(self, x: np.ndarray) -> np.ndarray:
+        """View its part of an array in the order of q."""
+        return self.run.queries(x)[self.batch, self.heads]
+
+    def of_keys(self, x: np.ndarray) -> np.ndarray:
+        """View its part of an array in the order of k and v."""
+        return self.run.keys(x)[self.batch, self.heads_kv]
+
+
+def steps(
     problem: Problem,
-    step: Plan,
-    batch: slice,
     operands: Operands,
-    lse: np.ndarray,
-    kv_of: Callable[[slice], KV],
-    functions: Functions = NO_FUNCTIONS,
-) -> None:
-    """Compute attention of some sequences, step by step; `kv_of` finds K and V of some heads."""
-    q, _, _, out, score_arrays, seed, *_ = operands
-    for kv in spans(0, problem.heads_kv, step.heads_kv):
-        heads = slice(kv.start * step.group, kv.stop * step.group)
-        tiles, of_step = kv_of(kv), functions.of(batch, heads)
-        arrays = score_arrays and of_heads(score_arrays, batch, heads)
-        for rows in spans(0, problem.seq_q, step.rows):
-            part = batch, heads, rows
-            sizes = q[part].shape
-            stacked = sizes[0], kv.stop - kv.start, step.group * sizes[2]
-            score = Score(problem, rows, stacked, arrays, of_step, seed)
-            query_tile(score, step.keys, q[part], tiles, out[part], lse[part])
+    lengths: Mapping[str, Array | None],
+    functions: Functions,
+) -> Iterator[Step]:
+    """Yield the steps of a call."""
+    for run in runs(problem, lengths):
+        q, k = run.queries(operands.q), run.keys(operands.k)
+        one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
+        yield from steps_of(one, run, operands, functions)
 
 
-def numbers(batch: int, heads: int) -> np.ndarray:
-    """Return number of the sequence and of the head, (batch, heads, 2), by which weights drop."""
-    found: np.ndarray = np.moveaxis(np.indices((batch, heads)), 0, -1)
-    return found
-
-
-def of_heads(
-    score_arrays: Mapping[str, np.ndarray], batch: slice, heads: slice
-) -> dict[str, np.ndarray]:
-    """Return some sequences' and query heads' parts of the arrays next to q, k and v."""
-    return {
-        name: array[heads] if array.ndim == 1 else array[batch, heads]
-        for name, array in score_arrays.items()
-    }
+def steps_of(
+    problem: Problem, run: Run, operands: Operands, functions: Functions
+) -> Iterator[Step]:
+    """Yield the steps of a run, whose own problem it is."""
+    if 0 in (problem.heads_q, problem.seq_q):
+        return
+    sizes, first, diagonal = plan(problem), run.some.start, problem.seq_kv - problem.seq_q
+    for batch in spans(0, problem.batch, sizes.batch):
+        numbers = slice(first + batch.start, first + batch.stop)
+        for kv in spans(0, problem.heads_kv, sizes.heads_kv):
+            heads = slice(kv.start * sizes.group, kv.stop * sizes.group)
+            arrays = {
+                name: array[heads] if array.ndim == 1 else array[numbers, heads]
+                for name, array in operands.score_arrays.items()
+            }
+            tiles = (
+                Tile(numbers, heads, rows, slice(0, 0), diagonal, arrays, operands.seed)
+                for rows in spans(0, problem.seq_q, sizes.rows)
+            )
+            scores = [Score(problem, tile, functions) for tile in tiles]
+            yield Step(run, batch, numbers, heads, kv, sizes.keys, scores)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cufa.cpu.functions import Function, Functions
+from cufa.cpu.functions import Function, seen
 from cufa.cpu.spans import spans
+from cufa.features.feature import Tile
 
 _PAIRS = 1 << 22  # that are looked at together
 
@@ -28,13 +29,11 @@ def fill(
     batch, heads, seq_q, seq_kv = sizes
     queries, keys = block
     columns = max(1, _PAIRS // (batch * heads * queries * keys))
-    functions = Functions(mask_mod=mask_mod, batch=slice(0, batch), heads=slice(0, heads))
     for row, of_queries in enumerate(spans(0, seq_q, queries)):
         for of_keys in spans(0, seq_kv, columns * keys):
-            seen = functions.seen(of_queries, of_keys)
-            assert seen is not None
-            starts = np.arange(0, seen.shape[3], keys)
-            some = np.logical_or.reduceat(seen.any(axis=2), starts, axis=2)
-            whole = np.logical_and.reduceat(seen.all(axis=2), starts, axis=2)
+            found = seen(mask_mod, Tile(slice(0, batch), slice(0, heads), of_queries, of_keys))
+            starts = np.arange(0, found.shape[3], keys)
+            some = np.logical_or.reduceat(found.any(axis=2), starts, axis=2)
+            whole = np.logical_and.reduceat(found.all(axis=2), starts, axis=2)
             first = of_keys.start // keys
             kinds[:, :, row, first : first + len(starts)] = some.astype(np.uint8) + whole

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from cufa.arrays import Operands
-from cufa.cpu.attention import attend, plan
-from cufa.cpu.kv import KV, Dense, Paged, Scaled
+from cufa.cpu.attention import attend, steps_of
+from cufa.cpu.functions import NO_FUNCTIONS
+from cufa.cpu.kv import KV
+from cufa.cpu.runs import Run, padded
 from cufa.problem.problem import Problem
 from cufa.quantized.e4m3 import E4M3
 
@@ -35,26 +37,16 @@ def decode(problem: Problem, operands: Operands) -> np.ndarray:
     lengths, table = operands.lengths.values()
     if p.kv_dtype == E4M3.name:
         k_cache, v_cache = k_cache.view(E4M3), v_cache.view(E4M3)  # of uint8
-    of_scales = tuple(scale[..., None] for scale in operands.scales)
+    caches = k_cache, v_cache, *(scale[..., None] for scale in operands.scales)
     lse = np.empty(operands.out.shape[:3], np.float32)
-    if lse.size == 0:
-        return lse
     with np.errstate(all="ignore"):  # as in `attention`
         for i in range(p.batch):
+            one = slice(i, i + 1)
             length = p.seq_kv if lengths is None else int(lengths[i])
             of_one = p._replace(batch=1, seq_kv=length, kv="Dense")
-            one = slice(i, i + 1)
-
-            def found(
-                k: np.ndarray, v: np.ndarray, heads: slice, i: int = i, one: slice = one
-            ) -> KV:
-                if table is None:
-                    return Dense(k[one, heads], v[one, heads])
-                return Paged(k[:, heads], v[:, heads], table[i])
-
-            def kv_of(heads: slice, found: Callable[..., KV] = found) -> KV:
-                values = found(k_cache, v_cache, heads)
-                return Scaled(values, found(*of_scales, heads)) if of_scales else values
-
-            attend(of_one, plan(of_one), one, operands, lse, kv_of)
+            run = Run(one, *2 * [partial(padded, one, None)])
+            blocks, pages = (one, None) if table is None else (slice(None), table[i])
+            for step in steps_of(of_one, run, operands, NO_FUNCTIONS):
+                kv = KV(*(x[blocks, step.heads_kv] for x in caches), table=pages)
+                attend(step, operands, kv, lse)
     return lse

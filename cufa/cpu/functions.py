@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.checks import check_apart
+from cufa.cpu.spans import part_of
 from cufa.features.expression.closures import closure
 from cufa.features.expression.tracing import Partial, check, derivative_of, partials_of, trace
+from cufa.features.feature import Tile
 
 Function = Callable[..., Any]
 
@@ -55,17 +57,13 @@ def checked(argument: str, given: object) -> Any:
 
 
 class Functions(NamedTuple):
-    """The functions of a call, for some of its sequences and heads.
+    """The functions of a call.
 
     Attributes
     ----------
     score_mod, mask_mod : function or None
-    batch, heads : slice
-        The sequences, and the query heads.
-    first : int
-        The number of the first sequence.
     tiles : Tiles, optional
-        Which tiles `mask_mod` hides, of all sequences and heads.
+        Which tiles `mask_mod` hides.
     derivative : function, optional
         The derivative of `score_mod` by the score, with the same arguments.
     partials : mapping
@@ -74,21 +72,9 @@ class Functions(NamedTuple):
 
     score_mod: Function | None = None
     mask_mod: Function | None = None
-    batch: slice = slice(0, 0)
-    heads: slice = slice(0, 0)
-    first: int = 0
     tiles: Tiles | None = None
     derivative: Function | None = None
     partials: Mapping[str, list[Partial]] = MappingProxyType({})
-
-    def of(self, batch: slice, heads: slice) -> Functions:
-        """Return the same for others."""
-        batch = slice(self.first + batch.start, self.first + batch.stop)
-        return self._replace(batch=batch, heads=heads)
-
-    def beginning_with(self, first: int) -> Functions:
-        """Return the same for sequences from this number on."""
-        return self._replace(first=first)
 
     @property
     def is_called(self) -> bool:
@@ -108,34 +94,26 @@ class Functions(NamedTuple):
             read["block_mask"] = self.tiles[0]
         check_apart(name, written, read)
 
-    def is_hidden(self, rows: slice, keys: slice) -> bool:
-        """Whether it is known that none of these queries sees any of these keys."""
-        return self.tiles is not None and not self._kinds(self.tiles, rows, keys).any()
+    def see(self, tile: Tile) -> bool:
+        """Whether queries may see keys of a tile: not if it is known that none sees any."""
+        return self.tiles is None or bool(_kinds(self.tiles, tile).any())
 
-    def apply(self, scores: np.ndarray, rows: slice, keys: slice) -> None:
+    def apply(self, scores: np.ndarray, tile: Tile) -> None:
         """Let `score_mod` change scores, (batch, heads, rows, keys), in place."""
         if self.score_mod is None:
             return
-        changed = self.score_mod(scores, *self._indices(rows, keys))
+        changed = self.score_mod(scores, *tile.numbers)
         try:
             np.copyto(scores, changed, casting="same_kind")
         except (TypeError, ValueError) as error:
             raise type(error)(f"score_mod: {error}") from error
 
-    def slope(self, scores: np.ndarray, rows: slice, keys: slice) -> np.ndarray | None:
+    def slope(self, scores: np.ndarray, tile: Tile) -> np.ndarray | None:
         """Return the derivative of `apply` by the scores; None for 1."""
-        if self.derivative is None:
-            return None
-        slope = self.derivative(scores, *self._indices(rows, keys))
-        return np.broadcast_to(slope, scores.shape)
+        return None if self.derivative is None else self.derivative(scores, *tile.numbers)
 
     def gather(
-        self,
-        dS: np.ndarray,
-        before: np.ndarray,
-        rows: slice,
-        keys: slice,
-        into: Mapping[str, np.ndarray],
+        self, dS: np.ndarray, before: np.ndarray, tile: Tile, into: Mapping[str, np.ndarray]
     ) -> None:
         """Add the gradients of arrays that `score_mod` reads.
 
@@ -145,11 +123,11 @@ class Functions(NamedTuple):
             The gradient of scores; 0 where nothing is seen.
         before : ndarray
             The scores that the function was called with.
-        rows, keys : slice
+        tile : Tile
         into : mapping
             The sums to add to, by the names of the arrays.
         """
-        inputs = before, *self._indices(rows, keys)
+        inputs = before, *tile.numbers
         for name, partials in self.partials.items():
             for each in partials:
                 gradient = np.where(dS == 0, np.float32(0), dS * each.of(*inputs))
@@ -162,42 +140,32 @@ class Functions(NamedTuple):
                 else:
                     into[name][...] += gradient.item()
 
-    def seen(self, rows: slice, keys: slice) -> np.ndarray | None:
-        """Return where `mask_mod` lets queries see keys, (batch, heads, rows, keys).
-
-        None if that is wherever they are.
-        """
-        if self.mask_mod is None:
+    def hidden(self, tile: Tile) -> np.ndarray | None:
+        """Return where `mask_mod` hides keys of a tile; None if nowhere."""
+        if self.tiles is not None and (_kinds(self.tiles, tile) == 2).all():
             return None
-        if self.tiles is not None and (self._kinds(self.tiles, rows, keys) == 2).all():
-            return None
-        indices = self._indices(rows, keys)
-        found = np.asarray(self.mask_mod(*indices))
-        if found.dtype != np.bool_:
-            raise TypeError(f"mask_mod returns what is {found.dtype}: a bool is needed")
-        shape = np.broadcast_shapes(*(index.shape for index in indices))
-        try:
-            return np.broadcast_to(found, shape)
-        except ValueError as error:
-            raise ValueError(f"mask_mod: {error}") from error
+        return None if self.mask_mod is None else ~seen(self.mask_mod, tile)
 
-    def _kinds(self, tiles: Tiles, rows: slice, keys: slice) -> np.ndarray:
-        """Return the kinds of the tiles in which some pairs of queries and keys are."""
-        kinds, block = tiles
-        queries, columns = (
-            slice(span.start // n, -(-span.stop // n))
-            for span, n in zip((rows, keys), block, strict=True)
-        )
-        heads = (
-            span if n > 1 else slice(0, 1)
-            for span, n in zip((self.batch, self.heads), kinds.shape[:2], strict=True)
-        )
-        return kinds[(*heads, queries, columns)]
 
-    def _indices(self, rows: slice, keys: slice) -> tuple[np.ndarray, ...]:
-        """Return the numbers of sequences, heads, queries and keys, of shapes that broadcast."""
-        spans = self.batch, self.heads, rows, keys
-        return np.ix_(*(np.arange(span.start, span.stop) for span in spans))
+def seen(mask_mod: Function, tile: Tile) -> np.ndarray:
+    """Return where a `mask_mod` lets queries see keys, (batch, heads, rows, keys)."""
+    found = np.asarray(mask_mod(*tile.numbers))
+    if found.dtype != np.bool_:
+        raise TypeError(f"mask_mod returns what is {found.dtype}: a bool is needed")
+    try:
+        return np.broadcast_to(found, np.broadcast_shapes(*(x.shape for x in tile.numbers)))
+    except ValueError as error:
+        raise ValueError(f"mask_mod: {error}") from error
+
+
+def _kinds(tiles: Tiles, tile: Tile) -> np.ndarray:
+    """Return the kinds of the tiles in which some pairs of queries and keys are."""
+    kinds, block = tiles
+    blocks = (
+        slice(span.start // n, -(-span.stop // n))
+        for span, n in zip((tile.rows, tile.keys), block, strict=True)
+    )
+    return part_of(kinds, tile.batch, tile.heads, *blocks)
 
 
 NO_FUNCTIONS = Functions()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,124 +10,180 @@ import numpy as np
 from cufa.cpu.functions import Functions
 from cufa.features.dropout import Dropout
 from cufa.features.feature import Feature, Tile
-from cufa.features.sinks import Sinks
 from cufa.problem.problem import Problem
+
+Slopes = list[tuple[str, "np.ndarray | None"]]
+"""The derivatives of features by argument, None for 1."""
+
+
+@functools.lru_cache(maxsize=256)
+def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return `Problem.sees`, which the tiles of all heads share, and the fewest keys of a row."""
+    first, end = problem.sees(slice(start, stop))
+    return first, end, int((end - first).min())
 
 
 class Score:
-    """The score of a tile of queries: the queries of all heads of a group, head by head.
+    """The score of a tile of queries, and which keys these see.
+
+    Scores are (batch, heads_q, rows, keys) arrays. For products with K and V, the heads of a group
+    lie below each other, so that they share one product: see `stacked`.
 
     Parameters
     ----------
     problem : Problem
-    rows : slice
-        The queries.
-    stacked : tuple of int
-        Sequences, K/V heads, and rows of all heads of a group: the shape of their scores, but for
-        the keys.
-    score_arrays : mapping
-        Arrays of these sequences and query heads, by argument, with all axes of their parts.
+    tile : Tile
+        Which queries; its keys do not matter.
     functions : Functions
-        The caller's functions, of these sequences and query heads.
-    seed : int
-        The seed of a dropout.
+        The caller's functions.
 
     Attributes
     ----------
-    problem, rows, stacked, functions
+    problem, rows
         As given.
+    by_head, stacked : tuple of int
+        Sequences, query heads and rows; sequences, K/V heads and rows of all heads of a group.
     is_more_than_scaled : bool
-        Whether `apply` is to be called, which brings scores to natural units.
+        Whether `apply` is to be given the scale, as it does more than to multiply by it.
+    fewest : int
+        The fewest keys that a query sees by its position.
+    by_any : tuple of int
+        The first key that one of the queries sees by its position, and the end.
+    sinks : ndarray or None
+        The logit that each head has besides its keys; it broadcasts with the scores.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        rows: slice,
-        stacked: tuple[int, int, int],
-        score_arrays: Mapping[str, np.ndarray],
-        functions: Functions,
-        seed: int,
-    ) -> None:
-        self.problem, self.rows, self.stacked, self.functions = problem, rows, stacked, functions
-        diagonal = problem.seq_kv - problem.seq_q
-        self._all = Tile(rows, slice(0, 0), stacked, diagonal, score_arrays, seed)
-        features = problem.features
-        self._hiding = [f for f in features if type(f).hidden is not Feature.hidden]
-        self._dropping = [f for f in features if type(f).drop is not Feature.drop]
-        changes = any(feature.CHANGES for feature in features)
+    def __init__(self, problem: Problem, tile: Tile, functions: Functions) -> None:
+        self.problem, self.rows, self._functions, self._tile = problem, tile.rows, functions, tile
+        self._first, self._end, self.fewest = _sees(problem, tile.rows.start, tile.rows.stop)
+        # Both rise from row to row.
+        self.by_any = int(self._first[0]), int(self._end[-1])
+        self._by_all = int(self._first[-1]), int(self._end[0])
+        batch, heads, rows = (span.stop - span.start for span in tile[:3])
+        self.by_head = batch, heads, rows
+        self.stacked = batch, heads // problem.group, problem.group * rows
+        changes = any(feature.CHANGES for feature in problem.features)
         self.is_more_than_scaled = changes or functions.score_mod is not None
+        sinks = tile.arrays.get("sinks")
+        self.sinks = None if sinks is None else sinks[:, None, None]
 
-    def _tile(self, keys: slice) -> Tile:
-        return self._all._replace(keys=keys)
+    def _at(self, keys: slice) -> Tile:
+        return self._tile._replace(keys=keys)
 
-    def apply(self, rS: np.ndarray, scale: np.floating, keys: slice) -> None:
-        """Make Q K^T the scores, in place, of the keys of a tile."""
-        tile = self._tile(keys)
+    def stack(self, x: np.ndarray) -> np.ndarray:
+        """Return rows of heads, with those of a group below each other, float32."""
+        stacked = np.asarray(x, np.float32).reshape(*self.stacked, x.shape[-1])
+        return np.ascontiguousarray(stacked)
+
+    def unstack(self, x: np.ndarray) -> np.ndarray:
+        """View the opposite."""
+        return x.reshape(*self.by_head, x.shape[-1])
+
+    def apply(
+        self,
+        scores: np.ndarray,
+        scale: np.floating,
+        keys: slice,
+        slopes: Slopes | None = None,
+    ) -> None:
+        """Make Q K^T the scores, in place; append the derivatives that features have, in order."""
+        tile = self._at(keys)
         for feature in self.problem.features:
-            scale = feature.apply(rS, scale, tile)
+            scale = feature.apply(scores, scale, tile)
+            if slopes is not None:
+                slopes.append((feature.ARGUMENT, feature.slope(scores)))
         if scale != 1:
-            rS *= scale
-        self.functions.apply(self._by_head(rS), self.rows, keys)
+            scores *= scale
+        if slopes is not None:
+            self._before = scores.copy() if self._functions.partials else scores
+            slopes.append(("score_mod", self._functions.slope(scores, tile)))
+        self._functions.apply(scores, tile)
 
-    def slopes(
-        self, rS: np.ndarray, scale: np.floating, keys: slice
-    ) -> list[tuple[str, np.ndarray | None]]:
-        """Do the same; return also the derivative that each feature has, by argument, in order."""
-        tile = self._tile(keys)
-        found: list[tuple[str, np.ndarray | None]] = []
-        for feature in self.problem.features:
-            scale, slope = feature.differentiated(rS, scale, tile)
-            found.append((feature.ARGUMENT, slope))
-        if scale != 1:
-            rS *= scale
-        by_head = self._by_head(rS)
-        if self.functions.score_mod is not None:
-            if self.functions.partials:
-                self._before = by_head.copy()
-            slope = self.functions.slope(by_head, self.rows, keys)
-            found.append(("score_mod", None if slope is None else slope.reshape(rS.shape)))
-            self.functions.apply(by_head, self.rows, keys)
-        return found
+    def gather(self, dS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
+        """Add gradients of arrays that `score_mod` reads, from that of the scores of `apply`."""
+        self._functions.gather(dS, self._before, self._at(keys), into)
 
-    def gather(self, rdS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
-        """Add gradients of arrays that `score_mod` reads, from that of the scores of `slopes`."""
-        self.functions.gather(self._by_head(rdS), self._before, self.rows, keys, into)
-
-    def _by_head(self, rS: np.ndarray) -> np.ndarray:
-        """Return scores with an axis of query heads."""
-        batch, heads_kv, _ = self.stacked
-        return rS.reshape(batch, heads_kv * self.problem.group, -1, rS.shape[-1])
+    def sees(self, keys: slice) -> bool:
+        """Whether any of the queries may see any of these keys."""
+        first, end = self.by_any
+        return first < keys.stop and keys.start < end and self._functions.see(self._at(keys))
 
     def hidden(self, keys: slice) -> np.ndarray | None:
-        """Return where arrays or `mask_mod` hide keys of a tile, in the scores' shape, or None."""
-        hidden: np.ndarray | None = None
-        for feature in self._hiding:
-            more = feature.hidden(self._tile(keys))
+        """Return where arrays or `mask_mod` hide keys of a tile, or None."""
+        hidden, tile = None, self._at(keys)
+        hiding: tuple[Feature | Functions, ...] = (*self.problem.features, self._functions)
+        for each in hiding:
+            more = each.hidden(tile)
             if more is not None:
                 hidden = more if hidden is None else hidden | more
-        seen = self.functions.seen(self.rows, keys)
-        if seen is None:
-            return hidden
-        by_function = ~seen.reshape(*self.stacked, seen.shape[-1])
-        return by_function if hidden is None else by_function | hidden
+        return hidden
 
-    def drop(self, rP: np.ndarray, keys: slice) -> None:
-        """Set the dropped weights of a tile to 0."""
-        for feature in self._dropping:
-            feature.drop(rP, self._tile(keys))
+    def are_seen(self, keys: slice, hidden: np.ndarray | None) -> bool:
+        """Whether all rows see all of these keys."""
+        first, end = self._by_all
+        return hidden is None and first <= keys.start and keys.stop <= end
+
+    def unseen(self, keys: slice, hidden: np.ndarray | None) -> np.ndarray:
+        """Return where a row does not see a key, by `hidden` or by its position."""
+        j = np.arange(keys.start, keys.stop)
+        outside = (j < self._first[:, None]) | (j >= self._end[:, None])
+        return outside if hidden is None else outside | hidden
+
+    def hide(self, x: np.ndarray, value: float, keys: slice, hidden: np.ndarray | None) -> None:
+        """Put a value where a row does not see a key, by `hidden` or by its position."""
+        if hidden is not None:
+            np.copyto(x, value, where=hidden)
+        first, end = self._by_all
+        if keys.stop > end:
+            j = np.arange(max(keys.start, end), keys.stop)
+            np.copyto(x[..., -len(j) :], value, where=j >= self._end[:, None])
+        if keys.start < first:
+            j = np.arange(keys.start, min(keys.stop, first))
+            np.copyto(x[..., : len(j)], value, where=j < self._first[:, None])
 
     def kept(self, keys: slice) -> np.ndarray | None:
         """Return the factors by which a dropout multiplies a tile's weights; None without any."""
         dropout = self.problem.of(Dropout)
-        if dropout is None:
-            return None
-        shape = (*self.stacked, keys.stop - keys.start)
-        found = np.full(shape, 1 / dropout.keep, np.float32)
-        dropout.drop(found, self._tile(keys))
-        return found
+        return None if dropout is None else dropout.factors(self._at(keys))
 
-    def sinks(self) -> np.ndarray | None:
-        """Return the logit that each row has besides its keys, (..., rows, 1); None without any."""
-        sinks = self.problem.of(Sinks)
-        return None if sinks is None else sinks.of_rows(self._all)
+    def product(
+        self,
+        weights: np.ndarray,
+        values: np.ndarray,
+        keys: slice,
+        hidden: np.ndarray | None,
+        out: np.ndarray | None = None,
+        by_key: bool = False,
+    ) -> np.ndarray:
+        """Multiply weights by values, also if values are infinite or NaN where keys are unseen.
+
+        Parameters
+        ----------
+        weights : ndarray, (*stacked, keys)
+            0 where a key is unseen.
+        values : ndarray, (batch, heads_kv, keys, ...), or (*stacked, ...) `by_key`
+        keys : slice
+        hidden : ndarray or None
+            As `hidden` returns it.
+        out : ndarray, optional
+            Where the product goes.
+        by_key : bool
+            Whether to sum over rows: the transposed weights are multiplied.
+        """
+        if by_key:
+            weights = weights.swapaxes(-1, -2)
+        found: np.ndarray = np.matmul(weights, values, out=out)
+        if self.are_seen(keys, hidden) or np.isfinite(found).all():
+            return found
+        everywhere = *self.by_head, keys.stop - keys.start
+        unseen = np.broadcast_to(self.unseen(keys, hidden), everywhere)
+        unseen = unseen.reshape(*self.stacked, everywhere[-1])
+        if by_key:
+            unseen = unseen.swapaxes(-1, -2)
+        bad = ~np.isfinite(values).all(axis=-1)
+        np.matmul(weights, np.where(bad[..., None], np.float32(0), values), out=found)
+        for j in np.flatnonzero(bad.any(axis=(0, 1))):
+            value = np.where(bad[:, :, j, None], values[:, :, j], np.float32(0))[:, :, None]
+            weighted = weights[..., j, None] * value
+            found += np.where(unseen[..., j, None], np.float32(0), weighted)
+        return found

@@ -56,8 +56,8 @@ class PlainSoftmax:
 
     @property
     def log_sum(self) -> np.ndarray:
-        """Logarithm of the sum of the exponentials of a row's scores."""
-        log_sum: np.ndarray = np.log(self.row_sum)
+        """Logarithm of the sum of the exponentials of a row's scores, not rounded to float32."""
+        log_sum: np.ndarray = np.log(self.row_sum, dtype=np.float64)
         return log_sum
 
     @property
@@ -106,8 +106,7 @@ class OnlineSoftmax(PlainSoftmax):
     @property
     def log_sum(self) -> np.ndarray:
         """Logarithm of the sum of the exponentials of a row's scores."""
-        log_sum: np.ndarray = self.m * self._scale + np.log(self.row_sum)
-        return log_sum
+        return self.m * np.float64(self._scale) + super().log_sum
 
 
 class Fp8Softmax(OnlineSoftmax):

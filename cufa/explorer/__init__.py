@@ -20,12 +20,11 @@ from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.result import Row
-from cufa.explorer.run import Progress, Run, check_options
-from cufa.explorer.score_inputs import ScoreInputs
+from cufa.explorer.run import Progress, Run
+from cufa.explorer.score_inputs import ScoreInputs, undrawn
 from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
 from cufa.features.expression.tracing import trace
-from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import arrays_of
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
@@ -130,44 +129,32 @@ def explore(
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
     options = {n: value for n, value in locals().items() if n in _DEFAULTS and value is not None}
-    kernels = checked_kernels(kernels)
-    check_options(jobs, progress)
+    names = None if kernels is None else checked_kernels(kernels)
+    run = Run(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
-        problem, operands, inputs = _of_problem(q, options), None, None
+        if options:
+            given = next(iter(options))
+            raise TypeError(f"{given} must not be given with a Problem, which says all")
+        if missing := undrawn(q):
+            raise ValueError(f"q: what {missing} is like is not in a Problem: give q, k and v")
+        problem, operands, inputs = checked(q), None, None
     else:
-        options.pop("k", None)
-        options.pop("v", None)
         problem, operands, inputs = _of_arrays((q, k, v), options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
     if check_flag("backward", backward) and operands is not None:
         raise ValueError("backward: give q as a Problem, whose arrays are random")
     subject = (GradientsOf if backward else Subject)(problem, target)
-    chosen = subject.variants(kernels, space)
+    chosen = subject.variants(names, space)
     optional.cupy()
-    run = Run(subject, jobs, progress)
     try:
-        run.build(chosen)
+        run.build(subject, chosen)
         if timed:
             run.measure(operands, inputs)
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
-
-
-def _of_problem(problem: Problem, options: dict[str, Any]) -> Problem:
-    """Return a problem that can be explored as it is."""
-    if options:
-        raise TypeError(f"{next(iter(options))} must not be given with a Problem, which says all")
-    dense = checked(problem)
-    kinds = {feature.ARGUMENT for feature in dense.features}
-    missing = [name for name in (*OWN, Blocks.ARGUMENT) if name in kinds]
-    if problem.kv != "Dense":
-        missing.append("lengths")
-    if missing:
-        raise ValueError(f"q: what {missing[0]} is like is not in a Problem: give q, k and v")
-    return dense
 
 
 def _of_arrays(

@@ -28,10 +28,9 @@ class Built(NamedTuple):
 
 def _build(variant: Variant | Instance, arch: str) -> Built:
     started = time.perf_counter()
-    compiled: Compiled | CompileError
+    it = variant.instance if isinstance(variant, BackwardVariant) else variant
     try:
-        it = variant.instance if isinstance(variant, BackwardVariant) else variant
-        compiled = nvrtc.compile_variant(it, arch)
+        compiled: Compiled | CompileError = nvrtc.compile_variant(it, arch)
     except CompileError as error:
         compiled = error
     return Built(variant, compiled, time.perf_counter() - started)

@@ -69,7 +69,7 @@ class Exploration(Findings):
 
     def __str__(self) -> str:
         """Return a table as plain text."""
-        return f"{heading(self)}\n\n{aligned(lines(self))}"
+        return f"{heading(self)}\n\n{aligned(lines(self.rows, self.planned))}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold; a row is flat.

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 from cufa.api.attention import attention
 from cufa.arrays import Operands
 from cufa.device import Device
-from cufa.explorer import work
 from cufa.explorer.clock import Call
 from cufa.explorer.gradient_oracle import GradientOracle
+from cufa.explorer.oracle import Verdict
 from cufa.explorer.score_inputs import ScoreInputs
-from cufa.explorer.space import Space, checked_space
-from cufa.explorer.stage import Stage
-from cufa.explorer.subject import Judge, Subject
+from cufa.explorer.space import Space, checked_space, combinations
+from cufa.explorer.subject import Stage, Subject
+from cufa.explorer.work import nbytes
 from cufa.features.dropout import Dropout
 from cufa.features.parts import ARRAYS
 from cufa.features.random_arrays import normal
@@ -36,38 +34,6 @@ from cufa.tuned import user_table
 _AXES = ("bm", "bn", "stages", "warps", "blocks_per_sm")
 
 
-def variants(problem: Problem, device: Device, space: Mapping[str, Sequence[int]]) -> list[Variant]:
-    """Return the tiles of the kernel's spec, of all head dims, that are legal for a problem.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    space : mapping of str to sequence of int
-        Values of template arguments, which take the place of those of each tile.
-
-    Raises
-    ------
-    ValueError
-        A template argument is unknown, or nothing legal is left.
-    """
-    unknown = [name for name in space if name not in _AXES]
-    if unknown:
-        raise ValueError(f"space: {unknown[0]!r} is none of {', '.join(_AXES)}, of gradients")
-    first = GradientsOf(problem, device).planned(())
-    tables = BACKWARD_KERNELS[first.kernel].tile_tables.values()
-    shapes = [shape._asdict() for table in tables for tiles in table.values() for shape in tiles]
-    tiles = [first, *(first._replace(**shape) for shape in shapes)]
-    values: list[dict[str, Any]] = [
-        dict(zip(space, each, strict=True)) for each in itertools.product(*space.values())
-    ]
-    found = dict.fromkeys(tile._replace(**each) for tile in tiles for each in values)
-    legal = [variant for variant in found if variant.illegal(device) is None]
-    if not legal:
-        raise ValueError(f"space: nothing legal is left on {device.name}")
-    return legal
-
-
 class GradientsOf(Subject):
     """The gradients of q, k and v of a problem on a device."""
 
@@ -76,26 +42,31 @@ class GradientsOf(Subject):
         return variant.illegal(self.device)
 
     def variants(self, kernels: Iterable[str] | None, space: Space | None) -> list[Variant]:
-        """Return the variants to explore: those of `variants`."""
+        """Return the tiles of the kernel's spec, of all head dims, that are legal.
+
+        Values of `space` take the place of those of each tile.
+        """
         if kernels is not None:
             raise ValueError("kernels: a dtype has one kernel of gradients: leave them out")
-        values = {} if space is None else space
-        if not isinstance(values, Mapping):
+        space = {} if space is None else space
+        if not isinstance(space, Mapping):
             raise TypeError("space: with backward it must map template arguments to values")
-        return variants(self.problem, self.device, checked_space(values))
+        values = list(combinations(checked_space(space, _AXES, ", of gradients")))
+        first = self.planned(())
+        tables = BACKWARD_KERNELS[first.kernel].tile_tables.values()
+        shapes = (shape for table in tables for tiles in table.values() for shape in tiles)
+        tiles = [first, *(first._replace(**shape._asdict()) for shape in shapes)]
+        found = dict.fromkeys(tile._replace(**each) for tile in tiles for each in values)
+        legal = [variant for variant in found if variant.illegal(self.device) is None]
+        if not legal:
+            raise ValueError(f"space: nothing legal is left on {self.device.name}")
+        return legal
 
     def expected(self, variants: Collection[Variant]) -> dict[Variant, float]:
         """Return the microseconds that are expected of the planner's choice, where known."""
-        found, first = self._plan(user_table(self.device)), self.planned(())
+        table = user_table(self.device)
+        found, first = self._plan(table), self.usual(table)
         return {first: sum(found.expected_us)} if found.expected_us and first in variants else {}
-
-    def planned(self, kernels: Collection[str]) -> Variant:
-        """Return the planner's choice."""
-        return BackwardVariant(*self._plan(user_table(self.device)).variant)
-
-    def usual(self) -> Variant:
-        """Return the planner's choice without the user's table."""
-        return BackwardVariant(*self._plan(None).variant)
 
     def key(self) -> ProblemClass:
         """Return the class that a tuned table has the gradients in."""
@@ -107,29 +78,24 @@ class GradientsOf(Subject):
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return self.usual()._replace(kernel=entry.kernel, **entry.shape._asdict())
 
+    def usual(self, table: Table | None = None) -> Variant:
+        """Return the planner's choice by a tuned table, or without one."""
+        return BackwardVariant(*self._plan(table).variant)
+
     def _plan(self, table: Table | None) -> BackwardPlan:
         return explained(self.problem, self.device, TENSORS, deterministic=False, table=table)
 
-    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> Stage:
-        """Return the problem on the current GPU."""
-        return GradientStage(self.problem, operands, self.device, inputs)
+    def stage(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> Stage:
+        """Return the problem on the current GPU, with random arrays."""
+        return GradientStage(self.problem, self.device)
 
-    def judge(self, stage: Stage) -> Judge:
-        """Return the judge of results of a stage."""
-        assert isinstance(stage, GradientStage)
-        return GradientOracle(stage.xp, self.problem, stage.arrays, stage.inputs)
-
-    def flops(self) -> float:
-        """Return the operations of the five products."""
-        return flops(self.problem)
-
-    def nbytes(self) -> int:
-        """Return the bytes of Q, K, V, O and their gradients, each moved once."""
-        return 2 * work.nbytes(self.problem)
+    def work(self) -> tuple[float, int]:
+        """Return the operations of the five products, and the bytes of all arrays, moved once."""
+        return flops(self.problem), 2 * nbytes(self.problem)
 
 
 class GradientStage(Stage):
-    """Runs the gradients of a problem on the current GPU; see `Stage`.
+    """Runs the gradients of a problem on the current GPU, of random arrays; see `Stage`.
 
     Attributes
     ----------
@@ -137,14 +103,8 @@ class GradientStage(Stage):
         dout, q, k and v.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        operands: Operands | None,
-        device: Device,
-        inputs: ScoreInputs | None,
-    ) -> None:
-        super().__init__(problem, operands, device, inputs)
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, None, device)
         q, k, v, out = self.operands[:4]
         dout = normal(self.xp, out.shape, out.dtype, seed=3)
         self.arrays = dout, q, k, v
@@ -156,12 +116,16 @@ class GradientStage(Stage):
         self._backward = partial(
             backward.attention_backward,
             problem._replace(returns_lse=True),
-            backward.Tensors(q, k, v),
+            self.operands,
             Results(dout, given, lse),
             Gradients(*self.results),
             Extras(tuple(map(self.inputs.arrays.get, ARRAYS)), seed=seed),
             deterministic=False,
         )
+
+    def judge(self) -> Callable[..., Verdict]:
+        """Return what judges gradients."""
+        return GradientOracle(self.xp, self.problem, self.arrays, self.inputs).judge
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Return a call of the gradients by a variant, compiled in this process."""

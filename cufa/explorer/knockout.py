@@ -59,9 +59,8 @@ def knock_out(
     def drop(limit: float) -> None:
         times = race.times()
         most = limit * min(times[name].ms for name in race.running)
-        dropped = [name for name in race.running if times[name].ms > most]
-        race.running = [name for name in race.running if times[name].ms <= most]
-        for name in dropped:
+        for name in [name for name in race.running if times[name].ms > most]:
+            race.running.remove(name)
             on_done(name, times[name])
 
     def settled() -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cufa.arrays import Array
 from cufa.explorer.formula import attend, rounding_noise
-from cufa.explorer.score_inputs import Head, ScoreInputs, indexable
+from cufa.explorer.score_inputs import ScoreInputs, head_options, indexable
 from cufa.problem.problem import Problem
 
 CHUNK_BYTES = 1 << 28
@@ -73,58 +74,54 @@ class Oracle:
         self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, inputs: ScoreInputs
     ) -> None:
         self._xp, rounded = xp, rounding(q.dtype)
-        places = sampled_heads(problem.batch, problem.heads_q)
-        self._heads = [Head(xp, problem, inputs, b, h) for b, h in places]
-        self._rows = xp.asarray(sampled_rows(problem.seq_q, len(places)))
+        self._places = sampled_heads(problem.batch, problem.heads_q)
+        self._rows = xp.asarray(sampled_rows(problem.seq_q, len(self._places)))
         # A naive float32 product adds term by term, a library in blocks where they are many; in 16
         # bits it is the rounding that counts.
         steps = (1, max(1, problem.seq_kv // 512)) if problem.dtype == "float32" else _FAST
         exact, naive = [], []
-        for head, rows, queries in zip(self._heads, self._rows, self._sample(q), strict=True):
-            kv_head = head.b, head.h // problem.group
+        for (b, h), rows, queries in zip(self._places, self._rows, self._sample(q), strict=True):
+            kv_head = b, h // problem.group
             operands = queries, indexable(k[kv_head]), indexable(v[kv_head])
             if not all(bool(xp.isfinite(x).all()) for x in operands):
                 raise ValueError("q, k, v: values that are not finite cannot be checked nor timed")
             wide = [x.astype(np.float64) for x in operands]
-            exact.append(_attend(head, rows, wide, lambda x: x, _FAST))
-            naive.append(_attend(head, rows, operands, rounded, steps))
+            options = partial(head_options, xp, problem, inputs, (b, h))
+            exact.append(_attend(xp, options, rows, wide, lambda x: x, _FAST))
+            naive.append(_attend(xp, options, rows, operands, rounded, steps))
         self._right = xp.stack(exact)
         self._bound = allowed(xp, self._right, xp.stack(naive), rounded)
 
     def judge(self, out: Any) -> Verdict:
         """Compare a result, (batch, heads, seq, head_dim) and contiguous."""
         error = float(self._xp.abs(self._sample(out) - self._right).max())
-        if not is_finite(self._xp, out):
-            return Verdict(error, "the result holds values that are not finite")
-        if not error <= self._bound:
-            return Verdict(error, f"error {error:.2g} exceeds {self._bound:.2g}")
-        return Verdict(error, None)
+        return Verdict(error, complaint(self._xp, out, error, self._bound))
 
     def _sample(self, array: Array) -> Array:
         """Return the checked rows of the checked heads, (heads, rows, columns)."""
-        pairs = zip(self._heads, self._rows, strict=True)
-        return self._xp.stack([indexable(array[head.b, head.h])[rows] for head, rows in pairs])
+        pairs = zip(self._places, self._rows, strict=True)
+        return self._xp.stack([indexable(array[place])[rows] for place, rows in pairs])
 
 
 def _attend(
-    head: Head,
+    xp: Any,
+    options: Callable[[Array], dict[str, Any]],
     rows: Array,
     operands: Sequence[Array],
     rounded: Callable[[Any], Any],
     steps: tuple[int, int],
 ) -> Array:
     """Return the output of rows of a head, products summed over that many terms at once."""
-    xp, (q, k, v) = head.xp, operands
-    chunk = max(1, CHUNK_BYTES // (8 * head.problem.seq_kv))
+    q, k, v = operands
     sums = itertools.cycle(steps)
+    chunk = max(1, CHUNK_BYTES // (8 * len(k)))
     found = []
     for i in range(0, len(rows), chunk):
-        some = rows[i : i + chunk]
         out, _ = attend(
             *(xp, q[i : i + chunk], k, v),
             product=lambda x, y: product(xp, x, y, next(sums)),
             rounded=rounded,
-            **head.options(some),
+            **options(rows[i : i + chunk]),
         )
         found.append(out)
     return xp.concatenate(found)
@@ -159,8 +156,16 @@ def product(xp: Any, a: Array, b: Array, step: int) -> Array:
     return total
 
 
-def is_finite(xp: Any, array: Any) -> bool:
-    """Whether all numbers of a contiguous array are finite."""
+def complaint(xp: Any, result: Any, error: float, bound: float, name: str = "") -> str | None:
+    """Return what is wrong with a contiguous result of such an error, or None."""
+    if not _is_finite(xp, result):
+        return f"{name or 'the result'} holds values that are not finite"
+    if not error <= bound:
+        return f"{name}: " * bool(name) + f"error {error:.2g} exceeds {bound:.2g}"
+    return None
+
+
+def _is_finite(xp: Any, array: Any) -> bool:
     flat = array.reshape(-1)
     step = CHUNK_BYTES // 4
     parts = (flat[i : i + step].astype(np.float32) for i in range(0, flat.size, step))

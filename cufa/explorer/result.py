@@ -112,8 +112,3 @@ class Findings:
         """The fastest variant that is correct, or None where nothing was timed."""
         timed = (row for row in self.rows if row.median_us is not None and row.error is None)
         return next((row for row in timed if row.correct is not False), None)
-
-    @property
-    def timed(self) -> bool:
-        """Whether any variant was timed."""
-        return any(row.median_us is not None for row in self.rows)

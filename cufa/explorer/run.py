@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cufa.arrays import Operands
@@ -17,12 +16,11 @@ from cufa.explorer import build
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
 from cufa.explorer.knockout import knock_out
-from cufa.explorer.oracle import same_bits
+from cufa.explorer.oracle import Verdict, same_bits
 from cufa.explorer.race import Race, Time
 from cufa.explorer.result import Row
 from cufa.explorer.score_inputs import ScoreInputs
-from cufa.explorer.stage import Stage
-from cufa.explorer.subject import Judge, Subject
+from cufa.explorer.subject import Stage, Subject
 from cufa.explorer.work import shortest_s
 from cufa.specs.variant import Variant
 
@@ -45,94 +43,114 @@ class Progress(NamedTuple):
     row: Row
 
 
-@dataclass(eq=False)
 class Run:
-    """An exploration under way: its state is valid between any two steps.
+    """Explorations on one device, one after another; valid between any two steps.
 
     Parameters
     ----------
-    subject : Subject
     jobs : int or None
         Threads that compile.
     progress : callable or None
-    compiled : dict of Variant to (Row, bytes), optional
-        Variants that earlier explorations on the device compiled, without a cubin where it failed;
-        this one adds to it.
 
     Attributes
     ----------
+    subject : Subject
+        That of the latest `build`.
+    compiled : dict of Variant to (Row, bytes)
+        What was compiled for any subject; without a cubin where that failed.
     rows : dict of Variant to Row
         The findings of each variant.
     ceilings : dict of str to float or None
         Ceilings of the GPU, measured before the race.
     lost : str or None
         Why nothing can be measured any more in this process: a variant broke the CUDA context.
+
+    Raises
+    ------
+    TypeError, ValueError
     """
 
     subject: Subject
-    jobs: int | None
-    progress: Callable[[Progress], None] | None
-    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
-    rows: dict[Variant, Row] = field(default_factory=dict, init=False)
-    ceilings: dict[str, float] | None = field(default=None, init=False)
-    lost: str | None = field(default=None, init=False)
-    _cubins: dict[Variant, bytes] = field(default_factory=dict, init=False)
-    _kernels: list[str] = field(default_factory=list, init=False)
-    _started: float = field(default_factory=time.perf_counter, init=False)
 
-    def build(self, chosen: list[Variant]) -> None:
-        """Compile the variants that are legal."""
-        self._kernels = list(dict.fromkeys(variant.kernel for variant in chosen))
-        reasons = {v: self.subject.refusal(v) for v in chosen}
+    def __init__(self, jobs: int | None, progress: Callable[[Progress], None] | None) -> None:
+        if jobs is not None and check_integer("jobs", jobs, "an integer or None") < 1:
+            raise ValueError(f"jobs must be at least 1, not {jobs}")
+        if not (progress is None or callable(progress)):
+            raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")
+        self._jobs, self._progress = jobs, progress
+        self.compiled: dict[Variant, tuple[Row, bytes]] = {}
+        self.rows: dict[Variant, Row] = {}
+        self.ceilings: dict[str, float] | None = None
+        self.lost: str | None = None
+        self._started = time.perf_counter()
+
+    def build(self, subject: Subject, chosen: list[Variant]) -> None:
+        """Begin with a subject, and compile the variants that are legal."""
+        self.subject, self._chosen = subject, chosen
+        reasons = {v: subject.refusal(v) for v in chosen}
         self.rows = {v: Row(v, error=reason) for v, reason in reasons.items() if reason is not None}
         legal = [variant for variant in chosen if variant not in self.rows]
         missing = [variant for variant in legal if variant not in self.compiled]
-        with closing(build.compile_all(missing, self.subject.device.arch, self.jobs)) as results:
+        with closing(build.compile_all(missing, subject.device.arch, self._jobs)) as results:
             for done, built in enumerate(results, 1):
-                row = build.static_row(built, self.subject.device)
+                row = build.static_row(built, subject.device)
                 cubin = built.compiled.cubin if isinstance(built.compiled, Compiled) else b""
-                self.compiled[row.variant] = row, b"" if row.error else cubin
+                self.compiled[row.variant] = row, cubin
                 self._step("compile", done, len(missing), row)
-        expected = self.subject.expected(legal)
+        expected = subject.expected(legal)
         for variant in legal:
-            row, cubin = self.compiled[variant]
+            row, _ = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
-            if cubin:
-                self._cubins[variant] = cubin
 
-    def measure(self, operands: Operands | None, inputs: ScoreInputs | None = None) -> None:
+    def measure(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
         `operands` are 4-D CuPy arrays, and `inputs` holds others; None for random ones. ValueError
-        where the former hold values that are not finite.
+        where the former hold values that are not finite; RuntimeError if the context is lost.
         """
-        if self._cubins:
+        if self.lost is not None:
+            raise RuntimeError(f"not measured: {self.lost}")
+        rows = [self.rows[variant] for variant in self._chosen]
+        ready = [row for row in rows if row.error is None]
+        if ready:
             stage = self.subject.stage(operands, inputs)
-            self._race(stage, self._check(stage))
+            self._race(stage, self._check(stage, ready))
 
-    def _check(self, stage: Stage) -> dict[Variant, Call]:
+    def _check(self, stage: Stage, rows: list[Row]) -> dict[Variant, Call]:
         """Compare the result of each variant with the oracle; return the calls of right ones."""
-        oracle = self.subject.judge(stage)
-        calls = {}
-        for done, (variant, cubin) in enumerate(self._cubins.items(), 1):
-            row, call = self.rows[variant], None
-            if self.lost is not None:
-                row = row._replace(error=f"not measured: {self.lost}")
-            else:
-                row, call = _checked(stage, oracle, row, cubin)
-                self._mind(stage, row)
+        judge, calls = stage.judge(), {}
+        for done, before in enumerate(rows, 1):
+            row, call = self._checked(stage, judge, before)
             if call is not None:
-                calls[variant] = call
-            self._step("check", done, len(self._cubins), row)
+                calls[row.variant] = call
+            self._step("check", done, len(rows), row)
         return calls
 
-    def _mind(self, stage: Stage, row: Row) -> None:
-        """Find out whether an error has passed, or stays with the CUDA context."""
-        if row.error is not None:
-            try:
+    def _checked(
+        self, stage: Stage, judge: Callable[..., Verdict], row: Row
+    ) -> tuple[Row, Call | None]:
+        """Run a variant twice; return its row with what came out, and its call if it is right."""
+        if self.lost is not None:
+            return row._replace(error=f"not measured: {self.lost}"), None
+        try:
+            call = stage.ready(row.variant, self.compiled[row.variant][1])
+            stage.run(call)
+            error, complaint = judge(*stage.results)
+            if complaint is None:
+                first = [each.copy() for each in stage.repeated]
+                stage.run(call)
+                if not all(map(same_bits, first, stage.repeated)):
+                    complaint = "two launches give different results"
+        except (*stage.errors, ValueError) as failure:
+            try:  # has it passed, or does it stay with the CUDA context?
                 stage.wait()
-            except stage.errors as error:  # an illegal address, for one
-                self.lost = f"{row.variant} broke the CUDA context ({_reason(error)})"
+            except stage.errors as still:  # an illegal address, for one
+                self.lost = f"{row.variant} broke the CUDA context ({_reason(still)})"
+            return row._replace(error=_reason(failure)), None
+        row = row._replace(correct=complaint is None, max_error=error)
+        if complaint is not None:
+            return row._replace(notes=(*row.notes, complaint)), None
+        return row, call
 
     def _race(self, stage: Stage, calls: dict[Variant, Call]) -> None:
         """Time variants that are right; also after an exception, rows hold what is known then."""
@@ -161,20 +179,20 @@ class Run:
     def _timed(self, variant: Variant, time: Time) -> Row:
         """Return a row with what follows from its time."""
         seconds = time.ms / 1e3
-        work = self.subject.flops(), self.subject.nbytes()
-        shortest = shortest_s(*work, self.ceilings or {})
+        operations, moved = self.subject.work()
+        shortest = shortest_s(operations, moved, self.ceilings or {})
         return self.rows[variant]._replace(
             median_us=1e3 * time.ms,
             spread=time.spread,
-            tflops=self.subject.flops() / seconds / 1e12,
-            gbs=self.subject.nbytes() / seconds / 1e9,
+            tflops=operations / seconds / 1e12,
+            gbs=moved / seconds / 1e9,
             ceiling_fraction=None if shortest is None else shortest / seconds,
         )
 
     def _step(self, stage: str, done: int, total: int, row: Row) -> None:
         self.rows[row.variant] = row
-        if self.progress is not None:
-            self.progress(Progress(stage, done, total, row))
+        if self._progress is not None:
+            self._progress(Progress(stage, done, total, row))
 
     def exploration(self) -> Exploration:
         """Return what was found."""
@@ -184,7 +202,7 @@ class Run:
             device=self.subject.device,
             arch=self.subject.device.arch,
             rows=list(self.rows.values()),
-            planned=self.subject.planned(self._kernels),
+            planned=self.subject.planned(self._chosen),
             compiler=f"NVRTC {major}.{minor}",
             ceilings=self.ceilings,
             seconds=time.perf_counter() - self._started,
@@ -192,32 +210,5 @@ class Run:
         )
 
 
-def _checked(stage: Stage, oracle: Judge, row: Row, cubin: bytes) -> tuple[Row, Call | None]:
-    """Run a variant twice; return its row with what came out, and its call if that is right."""
-    try:
-        call = stage.ready(row.variant, cubin)
-        stage.run(call)
-        error, complaint = oracle.judge(*stage.results)
-        if complaint is None:
-            first = [each.copy() for each in stage.repeated]
-            stage.run(call)
-            if not all(map(same_bits, first, stage.repeated)):
-                complaint = "two launches give different results"
-    except (*stage.errors, ValueError) as failure:
-        return row._replace(error=_reason(failure)), None
-    row = row._replace(correct=complaint is None, max_error=error)
-    if complaint is not None:
-        return row._replace(notes=(*row.notes, complaint)), None
-    return row, call
-
-
 def _reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def check_options(jobs: object, progress: object) -> None:
-    """Check the options of a run before any work for it; TypeError or ValueError."""
-    if jobs is not None and check_integer("jobs", jobs, "an integer or None") < 1:
-        raise ValueError(f"jobs must be at least 1, not {jobs}")
-    if not (progress is None or callable(progress)):
-        raise TypeError(f"progress must be callable or None, not {type(progress).__name__}")

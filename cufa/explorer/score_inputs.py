@@ -1,6 +1,6 @@
 """Inputs of an exploration next to q, k and v: arrays, the caller's functions, a seed.
 
-A `Head` has those of one head, as oracles need them.
+`head_options` returns those of one head, as oracles need them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from cufa.features.dropout import Dropout, kept
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.feature import Places
 from cufa.features.parts import ARRAYS, part_named
-from cufa.features.user_functions import Blocks
+from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import Extras, all_axes
 from cufa.problem.problem import Problem
-
-DRAWN = tuple(name for name in ARRAYS if name != Blocks.ARGUMENT)
-"""The arguments that are arrays; `drawn` makes random ones."""
 
 
 class ScoreInputs(NamedTuple):
@@ -79,6 +76,13 @@ class ScoreInputs(NamedTuple):
         return Extras(tuple(map(arrays.get, ARRAYS)), mods=self.traced.arrays, seed=self.seed)
 
 
+def undrawn(problem: Problem) -> str | None:
+    """Return an argument of a problem for which `drawn` has nothing random, or None."""
+    kinds = {feature.ARGUMENT for feature in problem.features}
+    own = (name for name in (*OWN, Blocks.ARGUMENT) if name in kinds)
+    return next(own, None if problem.kv == "Dense" else "lengths")
+
+
 def drawn(problem: Problem, xp: Any) -> ScoreInputs:
     """Return random arrays for what a problem reads."""
     arrays = {
@@ -88,36 +92,26 @@ def drawn(problem: Problem, xp: Any) -> ScoreInputs:
     return ScoreInputs(arrays=arrays)
 
 
-class Head(NamedTuple):
-    """The inputs of a query head next to q, k and v, for some of its rows."""
+def head_options(
+    xp: Any, problem: Problem, inputs: ScoreInputs, place: tuple[int, int], rows: Array
+) -> dict[str, Any]:
+    """Return the options of `attend` for rows of the (batch, head) `place`.
 
-    xp: Any
-    problem: Problem
-    inputs: ScoreInputs
-    b: int
-    h: int
-
-    def options(self, rows: Array) -> dict[str, Any]:
-        """Return the options of `attend`; `keep` is None without dropout."""
-        xp, p, inputs = self.xp, self.problem, self.inputs
-        b, h, keys = xp.asarray([[self.b]]), xp.asarray([[self.h]]), xp.arange(p.seq_kv)
-        at = Places(b, h, rows[:, None], keys, p.seq_q, p.seq_kv)
-        found = {**p.asked, "at": at, "scale": p.scale, "keep": self._keep(rows)}
-        found |= {"score_mod": inputs.score_mod, "mask_mod": inputs.mask_mod}
-        for name, array in inputs.arrays.items():
-            whole = all_axes(name, array, inputs.ndim, p.sizes, xp)
-            its = whole[self.h] if whole.ndim == 1 else whole[self.b, self.h]
-            found[name] = indexable(its)[rows] if its.ndim else its
-        return found
-
-    def _keep(self, rows: Array) -> Array | None:
-        """Return the factors of the weights under dropout, (rows, keys); None without."""
-        xp, dropout = self.xp, self.problem.of(Dropout)
-        if dropout is None:
-            return None
-        at = xp.asarray([self.b]), xp.asarray([self.h]), rows
-        keys = slice(0, self.problem.seq_kv)
-        return kept(dropout.p, self.inputs.seed, *at, keys, xp)[0, 0] / dropout.keep
+    `keep`, the factors of the weights under dropout, (rows, keys), is None without.
+    """
+    p, dropout = problem, problem.of(Dropout)
+    b, h = (xp.asarray([n]) for n in place)
+    at = Places(b[:, None], h[:, None], rows[:, None], xp.arange(p.seq_kv), p.seq_q, p.seq_kv)
+    found = {**p.asked, "at": at, "scale": p.scale, "keep": None}
+    found |= {"score_mod": inputs.score_mod, "mask_mod": inputs.mask_mod}
+    if dropout is not None:
+        keep = kept(dropout.p, inputs.seed, b, h, rows, slice(0, p.seq_kv), xp)
+        found["keep"] = keep[0, 0] / dropout.keep
+    for name, array in inputs.arrays.items():
+        whole = all_axes(name, array, inputs.ndim, p.sizes, xp)
+        its = whole[place[1]] if whole.ndim == 1 else whole[place]
+        found[name] = indexable(its)[rows] if its.ndim else its
+    return found
 
 
 def indexable(array: Array) -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cufa.device import Device
 from cufa.explorer.occupancy import register_bound, resident_blocks
@@ -57,9 +58,8 @@ def variants(
     if kernels is None:
         tuned = plan_tiles(problem, device, table=user_table(device)).variant.kernel
         kernels = (default_kernel(problem.dtype, device).name, tuned)
-    found: dict[Variant, None] = {}
-    for kernel in dict.fromkeys(kernels):
-        found.update(dict.fromkeys(_of_kernel(problem, device, kernel, values)))
+    kernels = dict.fromkeys(kernels)
+    found = dict.fromkeys(v for k in kernels for v in _of_kernel(problem, device, k, values))
     if not found:
         given = ", ".join(f"{name} in {list(v)}" for name, v in values.items()) or "its defaults"
         legal = {v for kernel in kernels for v in _of_kernel(problem, device, kernel, {})}
@@ -71,10 +71,8 @@ def variants(
     return list(found)
 
 
-def checked_kernels(kernels: Iterable[str] | None) -> list[str] | None:
-    """Return the names of kernels as a list, or None as it is; TypeError or ValueError if none."""
-    if kernels is None:
-        return None
+def checked_kernels(kernels: Iterable[str]) -> list[str]:
+    """Return the names of kernels as a list; TypeError or ValueError if there are none."""
     if isinstance(kernels, str) or not isinstance(kernels, Iterable):
         raise TypeError(f"kernels must be a sequence of names, not {kernels!r}")
     names = list(kernels)
@@ -96,12 +94,14 @@ def _given(kernels: Iterable[str] | None, space: Sequence[Variant]) -> list[Vari
     return list(dict.fromkeys(given))
 
 
-def checked_space(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+def checked_space(
+    space: Mapping[str, Iterable[int]], names: Sequence[str] = _FIELDS, of_what: str = ""
+) -> dict[str, tuple[int, ...]]:
     """Return values of template arguments; TypeError or ValueError where they are none."""
     checked: dict[str, tuple[int, ...]] = {}
     for name, values in space.items():
-        if name not in _FIELDS:
-            raise ValueError(f"space: {name!r} is none of {', '.join(_FIELDS)}")
+        if name not in names:
+            raise ValueError(f"space: {name!r} is none of {', '.join(names)}{of_what}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(f"space: {name} must have a sequence of integers, not {values!r}")
         numbers = checked[name] = tuple(values)
@@ -110,28 +110,30 @@ def checked_space(space: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ..
     return checked
 
 
+def combinations(values: Mapping[str, Iterable[int]]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value for each template argument."""
+    for numbers in itertools.product(*values.values()):
+        yield dict(zip(values, numbers, strict=True))
+
+
 def _of_kernel(
     problem: Problem, device: Device, kernel: str, given: Mapping[str, tuple[int, ...]]
 ) -> list[Variant]:
     planned = plan_tiles(problem, device, kernel, user_table(device)).variant
-    head_dims = (planned.head_dim, planned.head_dim_v)
     spec = KERNELS[kernel]
-    shapes = spec.tiles(device, head_dims)
+    shapes = spec.tiles(device, (planned.head_dim, planned.head_dim_v))
     candidates = [planned, *(planned._replace(**shape._asdict()) for shape in shapes)]
     candidates = [v for v in candidates if all(getattr(v, f) in given[f] for f in given)]
     default = spec.space
     assert default is not None  # `plan` refuses those that decode
-    axes = {
-        "head_dim": given.get("head_dim", (planned.head_dim,)),
-        "head_dim_v": given.get("head_dim_v", (planned.head_dim_v,)),
-        **{name: given.get(name, getattr(default, name)) for name in _TILE},
-    }
-    for numbers in itertools.product(*axes.values()):
-        arguments = dict(zip(axes, numbers, strict=True))
+    usual = {name: (getattr(planned, name),) for name in ("head_dim", "head_dim_v")}
+    usual |= {name: getattr(default, name) for name in _TILE}
+    usual["blocks_per_sm"] = (1,)
+    for arguments in combinations({**usual, **given}):
         arguments["ping_pong"] = bool(arguments["ping_pong"])
-        variant = planned._replace(**arguments, blocks_per_sm=1)
+        variant = planned._replace(**arguments)
         if "blocks_per_sm" in given:
-            candidates += [variant._replace(blocks_per_sm=n) for n in given["blocks_per_sm"]]
+            candidates.append(variant)
         elif variant.illegal(device) is None:
             # A tile that was asked for is shown, however it spills, and others only if useful.
             asked = not given.keys().isdisjoint(_DEMANDING)

@@ -1,33 +1,36 @@
-"""The subject of an exploration: attention, or its gradients."""
+"""The subject of an exploration: attention of a problem on a device, and its arrays there."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from cufa.arrays import Operands
+import numpy as np
+
+from cufa.arrays import Operands, as_readable, padded
+from cufa.compiler import jit
 from cufa.device import Device
-from cufa.explorer import stage as stages
+from cufa.explorer import ceilings
+from cufa.explorer.clock import REST_S, Call, CudaClock
 from cufa.explorer.oracle import Oracle, Verdict
 from cufa.explorer.race import Duel, duel
-from cufa.explorer.score_inputs import ScoreInputs
+from cufa.explorer.score_inputs import ScoreInputs, drawn
 from cufa.explorer.space import Space, variants
-from cufa.explorer.work import flops, nbytes
+from cufa.explorer.work import flops, memory_bound, nbytes
+from cufa.features.random_arrays import normal
+from cufa.launch.loaded import LoadedKernel
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import times
-from cufa.planner.tuned_table import Entry
+from cufa.planner.tuned_table import Entry, Table
+from cufa.problem.extras import placed
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
-
-class Judge(Protocol):
-    """Judges the results of a stage."""
-
-    def judge(self, *results: Any) -> Verdict:
-        """Compare results with what is right."""
+_LEAST_FLUSH_BYTES = 64 << 20  # its time hides that of the host, too
 
 
 class Subject:
@@ -61,10 +64,11 @@ class Subject:
             found |= times(self.problem, self.device, kernel)
         return found
 
-    def planned(self, kernels: Collection[str]) -> Variant:
+    def planned(self, explored: Collection[Variant]) -> Variant:
         """Return the planner's choice; with a kernel forced if only others are explored."""
+        kernels = dict.fromkeys(variant.kernel for variant in explored)
         table = user_table(self.device)
-        usual = plan_tiles(self.problem, self.device, table=table).variant
+        usual = self.usual(table)
         if usual.kernel in kernels:
             return usual
         for kernel in kernels:
@@ -72,9 +76,9 @@ class Subject:
                 return plan_tiles(self.problem, self.device, kernel, table).variant
         return usual
 
-    def usual(self) -> Variant:
-        """Return the planner's choice without the user's table."""
-        return plan_tiles(self.problem, self.device).variant
+    def usual(self, table: Table | None = None) -> Variant:
+        """Return the planner's choice by a tuned table, or without one."""
+        return plan_tiles(self.problem, self.device, table=table).variant
 
     def key(self) -> ProblemClass:
         """Return the class that a tuned table has the problem in."""
@@ -84,27 +88,140 @@ class Subject:
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return entry.variant(self.problem, self.device)
 
-    def stage(self, operands: Operands | None, inputs: ScoreInputs | None) -> stages.Stage:
+    def stage(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> Stage:
         """Return the problem on the current GPU, with arrays as in `Run.measure`."""
-        return stages.Stage(self.problem, operands, self.device, inputs)
+        return Stage(self.problem, operands, self.device, inputs)
 
-    def judge(self, stage: stages.Stage) -> Judge:
-        """Return the judge of results of a stage."""
-        return Oracle(stage.xp, self.problem, *stage.operands[:3], stage.inputs)
+    def work(self) -> tuple[float, int]:
+        """Return the operations of a call, and the bytes that it moves at least."""
+        return flops(self.problem), nbytes(self.problem)
 
-    def flops(self) -> float:
-        """Return the operations of a call."""
-        return flops(self.problem)
 
-    def nbytes(self) -> int:
-        """Return the bytes that a call moves at least."""
-        return nbytes(self.problem)
+class Stage:
+    """Runs a problem on the current GPU.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : Operands or None
+        4-D CuPy arrays, used as they are where the kernels take them; None for random ones.
+    device : Device
+        The current GPU.
+    inputs : ScoreInputs, optional
+        CuPy arrays, too; by default random ones.
+
+    Attributes
+    ----------
+    xp : module
+        ``cupy``.
+    problem : Problem
+    errors : tuple of type
+        Exceptions of the GPU and its driver.
+    operands : Operands
+        Q, K and V as the caller gave them, and the result.
+    inputs : ScoreInputs
+    results, repeated, written : tuple of array
+        The arrays that a call returns, those that have the same bits in each call, and the memory
+        of the former.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        operands: Operands | None,
+        device: Device,
+        inputs: ScoreInputs | None = None,
+    ) -> None:
+        import cupy
+
+        self.xp: Any = cupy
+        self.problem = problem
+        cuda = cupy.cuda
+        self.errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, MemoryError
+        self._device = device
+        self.inputs = drawn(problem, cupy) if inputs is None else inputs
+        self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
+        p, dtype = problem, np.dtype(problem.dtype)
+        rows, keys = (p.batch, p.heads_q, p.seq_q), (p.batch, p.heads_kv, p.seq_kv)
+        if operands is None:
+            shapes = ((*rows, p.head_dim), (*keys, p.head_dim), (*keys, p.head_dim_v))
+            q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
+        else:
+            q, k, v = operands[:3]
+        out = padded((*rows, p.head_dim_v), dtype, cupy.empty)
+        self.operands = Operands(q, k, v, out)
+        self.results: tuple[Any, ...] = (out,)
+        self.repeated = self.results
+        self.written: tuple[Any, ...] = (out if out.base is None else out.base,)
+        if problem.scale < 0:  # the kernels fold a positive scale into the exponent
+            q, problem = -q, problem._replace(scale=-problem.scale)
+        self._problem = problem
+        q = as_readable(q, tma=True)
+        k, v = (as_readable(x, tma=True, repeats=True) for x in (k, v))
+        self._taken = q, k, v, self.operands.out
+
+    def judge(self) -> Callable[..., Verdict]:
+        """Return what judges results."""
+        return Oracle(self.xp, self.problem, *self.operands[:3], self.inputs).judge
+
+    def ready(self, variant: Variant, cubin: bytes) -> Call:
+        """Load a variant; the call queues one launch of it, which writes the result.
+
+        ValueError where the variant cannot run the problem, one of `errors` where the GPU cannot
+        load it.
+        """
+        chosen = plan_tiles(self._problem, self._device, variant)
+        function = jit.launchable(jit.load(cubin, chosen.smem_bytes), variant, self._device)
+        given = self.inputs.extras(self._problem)
+        extras = given.described(given.infos)
+        loaded = LoadedKernel(variant, function, self.xp.cuda.runtime.getDevice(), extras)
+        shapes = tuple(x.shape for x in self._taken)
+        strides = tuple(x.strides for x in self._taken)
+        q, k, v, out = (x.data.ptr for x in self._taken)
+        numbers = placed(self._problem.reads, self.inputs.ndim, self._problem.sizes, extras)
+        run = loaded.prepared(chosen, self._problem, shapes, strides, q, numbers, extras)
+        workspace = self.xp.empty(chosen.workspace_floats, np.float32)
+        inputs = (workspace.data.ptr,) if chosen.workspace_floats else given.addresses(variant)
+        return lambda: run(q, k, v, out, 0, *inputs)
+
+    def run(self, call: Call) -> None:
+        """Make one call over results full of NaN, wait for it, and raise what went wrong."""
+        for memory in self.written:
+            memory.view(np.uint8).fill(0xFF)
+        call()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the GPU, and raise what went wrong there."""
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def clock(self, rest_s: float = REST_S) -> CudaClock:
+        """Return a clock whose flush is for this GPU's cache, and for what bounds the problem."""
+        every_call = memory_bound(self._problem, self.ceilings())
+        return CudaClock(rest_s, self._flush_bytes, every_call)
+
+    def ceilings(self) -> dict[str, float]:
+        """Return the ceilings of this GPU, measured once in a process."""
+        device_id = self.xp.cuda.runtime.getDevice()
+        return dict(_ceilings(device_id, self._problem.dtype, self._flush_bytes))
 
 
 def duel_of(subject: Subject, first: tuple[Variant, bytes], second: tuple[Variant, bytes]) -> Duel:
     """Time two variants, and their cubins, against each other on a warm card."""
-    stage = subject.stage(None, None)
+    stage = subject.stage()
     calls = stage.ready(*first), stage.ready(*second)
     for call in calls:
         stage.run(call)
     return duel(*calls, stage.clock(rest_s=0))
+
+
+@functools.cache
+def _ceilings(device_id: int, dtype: str, flush_bytes: int) -> dict[str, float]:
+    return ceilings.measure(CudaClock(flush_bytes=flush_bytes), dtype)
+
+
+def free_memory() -> None:
+    """Return cached memory, which is of little use to the next problem's other shapes."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()

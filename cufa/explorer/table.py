@@ -71,18 +71,12 @@ def remark(row: Row, planned: Variant | None = None) -> str:
     return "; ".join((*plan, *wrong, *row.notes))
 
 
-def _columns(timed: bool) -> dict[str, Callable[[Row], str]]:
-    return {**_STATIC, **(_MEASURED if timed else _EXPECTED)}
-
-
-def headers(timed: bool) -> list[str]:
-    """Return the headings of `cells`."""
-    return [*_columns(timed), ""]
-
-
-def cells(row: Row, timed: bool, planned: Variant | None = None) -> list[str]:
-    """Return a row as text; the last cell is its `remark`."""
-    return [*(show(row) for show in _columns(timed).values()), remark(row, planned)]
+def lines(rows: Sequence[Row], planned: Variant | None = None) -> list[list[str]]:
+    """Return the headings of a table, and a line for each row, whose last cell is its `remark`."""
+    timed = any(row.median_us is not None for row in rows)
+    columns = {**_STATIC, **(_MEASURED if timed else _EXPECTED)}
+    shown = ([*(show(row) for show in columns.values()), remark(row, planned)] for row in rows)
+    return [[*columns, ""], *shown]
 
 
 def problem_text(problem: Problem) -> str:
@@ -120,9 +114,3 @@ def heading(findings: Findings) -> str:
         f"{counted(len(findings.rows), 'variant')} for {findings.arch} ({findings.device.name}), "
         f"{findings.compiler}, {findings.seconds:.0f} s; planned: {findings.planned}"
     )
-
-
-def lines(findings: Findings, top: int | None = None) -> list[list[str]]:
-    """Return the headings of a table, and a line for each of the first `top` rows, or of all."""
-    timed, planned = findings.timed, findings.planned
-    return [headers(timed), *(cells(row, timed, planned) for row in findings.rows[:top])]

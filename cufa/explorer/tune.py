@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from cufa import device as devices
 from cufa import tuned
 from cufa.checks import check_flag
 from cufa.device import Device
 from cufa.explorer.gradients import GradientsOf
-from cufa.explorer.result import Row
-from cufa.explorer.run import Progress, Run, check_options
-from cufa.explorer.score_inputs import DRAWN
-from cufa.explorer.space import Space, checked_kernels
-from cufa.explorer.stage import free_memory
-from cufa.explorer.subject import Subject, duel_of
+from cufa.explorer.run import Progress, Run
+from cufa.explorer.score_inputs import undrawn
+from cufa.explorer.space import Space
+from cufa.explorer.subject import Subject, duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
-from cufa.features.feature import Reading
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
@@ -29,8 +26,6 @@ from cufa.specs.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together
 _SLOWER = 1 / 1.01  # and at least for each of them
-
-HEADERS = ("problem", "planned", "us", "winner", "us", "ratio", "")
 
 
 class Tuned(NamedTuple):
@@ -95,10 +90,11 @@ class Tuning:
 
     def __str__(self) -> str:
         """Return a table as plain text."""
-        return aligned([HEADERS, *self.cells()])
+        return aligned(self.lines())
 
-    def cells(self) -> list[tuple[str, ...]]:
-        """Return a line a problem as text, under `HEADERS`; the last cell says what failed."""
+    def lines(self) -> list[tuple[str, ...]]:
+        """Return headings and a line a problem as text; the last cell says what failed."""
+        headings = ("problem", "planned", "us", "winner", "us", "ratio", "")
         rows = [
             (
                 problem_text(row.problem),
@@ -112,7 +108,8 @@ class Tuning:
             for row in self.rows
         ]
         failures = self.failures.items()
-        return [*rows, *((problem_text(p), *"-----", f"failed: {why}") for p, why in failures)]
+        failed = [(problem_text(p), *"-----", f"failed: {why}") for p, why in failures]
+        return [headings, *rows, *failed]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values that JSON can hold."""
@@ -136,30 +133,16 @@ class Tuning:
         }
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a tuning.
-
-    Attributes
-    ----------
-    tuning : Tuning
-        The classes that were done.
-    """
-
-    def __init__(self, tuning: Tuning) -> None:
-        super().__init__(f"interrupted after {len(tuning.rows)} problems")
-        self.tuning = tuning
-
-
 def tune(
+    tuning: Tuning,
     problems: Iterable[Problem],
     *,
-    kernels: Iterable[str] | None = None,
     space: Space | None = None,
     jobs: int | None = None,
     progress: Callable[[Progress], None] | None = None,
     on_problem: Callable[[int, int, Problem], None] | None = None,
     backward: bool = False,
-) -> Tuning:
+) -> None:
     """Time variants for problems on the current GPU, and find what to run for each class of them.
 
     A variant wins a class if it is at least 1% faster over its problems, and for none of them more
@@ -168,9 +151,11 @@ def tune(
 
     Parameters
     ----------
+    tuning : Tuning
+        Of the current GPU; it gets what is found, also before an exception.
     problems : iterable of Problem
         Timed on random data, a bias and a mask included.
-    kernels, space, jobs
+    space, jobs
         As in `cufa.explore`.
     progress : callable, optional
         Called with a `Progress` after each step of each problem's exploration.
@@ -183,124 +168,96 @@ def tune(
     ------
     TypeError, ValueError
         As `cufa.explore`.
-    Interrupted
-        On Ctrl-C, with what was found so far.
     """
-    names = checked_kernels(kernels)
-    check_options(jobs, progress)
+    tuner = _Tuner(tuning, Run(jobs, progress), space)
     subject_of = GradientsOf if check_flag("backward", backward) else Subject
     distinct = list(dict.fromkeys(map(_known, problems)))
-    device = devices.current()
-    classes: dict[ProblemClass, dict[Problem, Variant]] = {}
+    classes: dict[ProblemClass, list[Subject]] = {}
     for problem in distinct:
-        subject = subject_of(problem, device)
-        classes.setdefault(subject.key(), {})[problem] = subject.usual()
-    tuner = _Tuner(Tuning(device), subject_of, names, space, jobs, progress)
-    begun = 0
-    try:
-        for key, planned in classes.items():
-            times = {}
-            for problem, variant in planned.items():
-                if on_problem is not None:
-                    on_problem(begun, len(distinct), problem)
-                begun += 1
-                if us := tuner.explore(problem, variant):
-                    times[problem] = us
-            tuner.tuning.rows += tuner.decide(key, planned, times)
-    except KeyboardInterrupt:
-        raise Interrupted(tuner.tuning) from None
-    return tuner.tuning
+        subject = subject_of(problem, tuning.device)
+        classes.setdefault(subject.key(), []).append(subject)
+    begun = itertools.count()
+    for key, subjects in classes.items():
+        timed = []
+        for subject in subjects:
+            if on_problem is not None:
+                on_problem(next(begun), len(distinct), subject.problem)
+            if found := tuner.explore(subject, key):
+                timed.append(found)
+        tuning.rows += tuner.decide(timed)
 
 
 def _known(problem: Problem) -> Problem:
     """Return a problem if a table can hold its like: with no part of the caller's own."""
-    for feature in problem.features:
-        if isinstance(feature, Reading) and feature.ARGUMENT not in DRAWN:
-            raise ValueError(f"problems: {feature.ARGUMENT} cannot be tuned")
-    if problem.kv != "Dense":
-        raise ValueError("problems: sequences of unequal lengths cannot be tuned")
+    if missing := undrawn(problem):
+        what = "sequences of unequal lengths" if missing == "lengths" else missing
+        raise ValueError(f"problems: {what} cannot be tuned")
     return checked(problem)
 
 
-@dataclass(eq=False)
-class _Tuner:
-    """Explores problem after problem, and keeps what was compiled for the ones to come."""
+_Timed = tuple[Subject, Tuned, dict[Entry, float]]
+"""A problem, its row if nothing wins, and the microseconds of what a table can hold."""
+
+
+class _Tuner(NamedTuple):
+    """Explores problem after problem with what was compiled before, and decides."""
 
     tuning: Tuning
-    subject_of: type[Subject]
-    kernels: list[str] | None
+    run: Run
     space: Space | None
-    jobs: int | None
-    progress: Callable[[Progress], None] | None
-    compiled: dict[Variant, tuple[Row, bytes]] = field(default_factory=dict)
-    lost: str | None = None
 
-    def explore(self, problem: Problem, planned: Variant) -> dict[Entry, float]:
-        """Return the microseconds of what a table can hold, or nothing if `planned` failed."""
-        subject = self.subject_of(problem, self.tuning.device)
-        chosen = [planned, *subject.variants(self.kernels, self.space)]
-        run = Run(subject, self.jobs, self.progress, self.compiled)
-        run.build(list(dict.fromkeys(chosen)))
+    def explore(self, subject: Subject, key: ProblemClass) -> _Timed | None:
+        """Return the times of what a table can hold; None if the planned variant failed."""
+        run, planned = self.run, subject.usual()
+        chosen = [planned, *subject.variants(None, self.space)]
+        run.build(subject, list(dict.fromkeys(chosen)))
         try:
-            if self.lost is not None:
-                raise RuntimeError(f"not measured: {self.lost}")
-            run.measure(None)
+            run.measure()
         except (RuntimeError, MemoryError) as error:
-            self.tuning.failures[problem] = str(error)
-            return {}
+            self.tuning.failures[subject.problem] = str(error)
+            return None
         finally:
             free_memory()
-        self.lost = run.lost
         ours = run.rows[planned]
         if ours.median_us is None or not ours.correct:
             why = ours.error or "; ".join(ours.notes) or "not timed"
-            self.tuning.failures[problem] = f"{planned}: {why}"
-            return {}
-        return {
+            self.tuning.failures[subject.problem] = f"{planned}: {why}"
+            return None
+        us = {
             entry_of(v): row.median_us
             for v, row in run.rows.items()
             if row.median_us is not None and subject.variant_of(entry_of(v)) == v
         }
+        stays = ours.median_us
+        return subject, Tuned(subject.problem, key, planned, stays, planned, stays, 1.0), us
 
-    def decide(
-        self,
-        key: ProblemClass,
-        planned: Mapping[Problem, Variant],
-        times: Mapping[Problem, Mapping[Entry, float]],
-    ) -> list[Tuned]:
+    def decide(self, timed: list[_Timed]) -> list[Tuned]:
         """Return a row for each problem of a class that was timed."""
-        rows = []
-        for problem, by_entry in times.items():
-            ours, us = planned[problem], by_entry[entry_of(planned[problem])]
-            rows.append(Tuned(problem, key, ours, us, ours, us, 1.0))
+        planned = [row for _, row, _ in timed]
 
         def relative(entry: Entry) -> float:
-            return geometric_mean(times[row.problem][entry] / row.planned_us for row in rows)
+            return geometric_mean(us[entry] / row.planned_us for _, row, us in timed)
 
-        shared = set.intersection(*map(set, times.values())) if times else set()
+        shared = set.intersection(*(set(us) for _, _, us in timed)) if timed else set()
         best = min(sorted(shared), key=relative, default=None)
         if best is None or relative(best) >= 1:
-            return rows
+            return planned
         try:
-            duels = [self._duel(row, best) for row in rows]
+            duels = [self._duel(subject, row, best) for subject, row, _ in timed]
         except (RuntimeError, MemoryError) as error:
-            self.tuning.failures.update((row.problem, str(error)) for row in rows)
-            return rows
+            self.tuning.failures.update((row.problem, str(error)) for row in planned)
+            return planned
         ratios = [row.ratio for row in duels]
         if geometric_mean(ratios) >= _FASTER and min(ratios) >= _SLOWER:
             return duels
-        return [
-            row._replace(planned_us=each.planned_us, winner_us=each.planned_us)
-            for row, each in zip(rows, duels, strict=True)
-        ]
+        return [d._replace(winner=d.planned, winner_us=d.planned_us, ratio=1.0) for d in duels]
 
-    def _duel(self, row: Tuned, entry: Entry) -> Tuned:
+    def _duel(self, subject: Subject, row: Tuned, entry: Entry) -> Tuned:
         """Return the row with another winner, timed against the planned variant."""
-        subject = self.subject_of(row.problem, self.tuning.device)
         winner = subject.variant_of(entry)
         if winner == row.planned:
             return row
-        first, second = ((v, self.compiled[v][1]) for v in (row.planned, winner))
+        first, second = ((v, self.run.compiled[v][1]) for v in (row.planned, winner))
         try:
             ms, winner_ms, ratio = duel_of(subject, first, second)
         finally:

@@ -25,11 +25,9 @@ class Alibi(Reading):
     def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
         """Subtract the slopes times the distances."""
         rS *= factor
-        slopes = tile.arrays["alibi_slopes"].reshape(*tile.stacked[:2], -1, 1, 1)
-        stands = np.arange(tile.rows.start, tile.rows.stop) + tile.diagonal
-        keys = np.arange(tile.keys.start, tile.keys.stop)
-        by_head = rS.reshape(*slopes.shape[:3], -1, rS.shape[-1])
-        by_head -= slopes * np.abs(stands[:, None] - keys).astype(np.float32)
+        _, _, i, j = tile.numbers
+        slopes = tile.arrays["alibi_slopes"][..., None, None]
+        rS -= slopes * np.abs(i + tile.diagonal - j).astype(np.float32)
         return np.float32(1)
 
     @staticmethod

@@ -28,7 +28,7 @@ class Bias(Reading):
     def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
         """Add the bias."""
         rS *= factor
-        rS += tile.pairs("bias")
+        rS += tile.arrays["bias"][:, :, tile.rows, tile.keys]
         return np.float32(1)
 
     @staticmethod

@@ -65,7 +65,7 @@ class Causal(Value):
 
     def sees(self, i: Any, stands: Any) -> tuple[Bound, Bound]:
         """Return the end of the keys that queries see."""
-        return None, (i if self.is_top_left else stands) + 1
+        return (None, i + 1) if self.is_top_left else super().sees(i, stands)
 
     @property
     def reach(self) -> Reach:

@@ -19,6 +19,11 @@ from cufa.features.part import Parameter, Part
 SEED = "dropout_seed"
 """The parameter that each launch is given, as it is given addresses."""
 
+_NUMBERS = (
+    Parameter(SEED, "u8"),
+    Parameter("dropout_threshold", "u4"),
+    Parameter("dropout_keep", "f4"),
+)
 _ROUNDS = 10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -62,17 +67,7 @@ class Dropout(Value):
     OPTION: ClassVar[Option | None] = Option(
         "--dropout", "P", "the share of the weights that is dropped", float
     )
-    PARTS: ClassVar[tuple[Part, ...]] = (
-        Part(
-            "Dropout",
-            "dropout_p",
-            (
-                Parameter(SEED, "u8"),
-                Parameter("dropout_threshold", "u4"),
-                Parameter("dropout_keep", "f4"),
-            ),
-        ),
-    )
+    PARTS: ClassVar[tuple[Part, ...]] = (Part("Dropout", "dropout_p", _NUMBERS),)
 
     @classmethod
     def parse(cls, given: object) -> Dropout | None:
@@ -94,13 +89,11 @@ class Dropout(Value):
         """Return below which of 2^32 numbers weights are dropped, and how many are kept."""
         return {"dropout_threshold": threshold(self.p), "dropout_keep": self.keep}
 
-    def drop(self, rP: np.ndarray, tile: Tile) -> None:
-        """Set the dropped weights of a tile to 0."""
-        queries = np.arange(tile.rows.start, tile.rows.stop)
-        for i, of_sequence in enumerate(tile.arrays["numbers"]):
-            numbers = of_sequence[:1, 0], of_sequence[:, 1]
-            keeps = kept(self.p, tile.seed, *numbers, queries, tile.keys, np)
-            rP[i] *= keeps.reshape(rP[i].shape)
+    def factors(self, tile: Tile) -> np.ndarray:
+        """Return by what the weights of a tile are multiplied: 0 for those that are dropped."""
+        batch, heads, queries = (np.arange(span.start, span.stop) for span in tile[:3])
+        keeps = kept(self.p, tile.seed, batch, heads, queries, tile.keys, np)
+        return np.where(keeps, np.float32(1 / self.keep), np.float32(0))
 
 
 def threshold(dropout_p: float) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -90,13 +91,12 @@ class Option(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile of scores on NumPy arrays, (sequences, K/V heads, rows of a group's heads, keys).
+    """A tile of scores on NumPy arrays, (batch, heads_q, rows, keys).
 
     Attributes
     ----------
-    rows, keys : slice
-    stacked : tuple of int
-        The shape of the scores, but for the keys.
+    batch, heads, rows, keys : slice
+        The numbers of its sequences, query heads, queries and keys.
     diagonal : int
         Query i stands at key i + diagonal.
     arrays : mapping
@@ -105,17 +105,18 @@ class Tile(NamedTuple):
         The seed of a dropout.
     """
 
+    batch: slice
+    heads: slice
     rows: slice
     keys: slice
-    stacked: tuple[int, int, int]
-    diagonal: int
-    arrays: Mapping[str, np.ndarray]
+    diagonal: int = 0
+    arrays: Mapping[str, np.ndarray] = MappingProxyType({})
     seed: int = 0
 
-    def pairs(self, argument: str, columns: slice | None = None) -> np.ndarray:
-        """Return the tile's elements of an array with all axes, in the shape of the scores."""
-        part = self.arrays[argument][:, :, self.rows, columns or self.keys]
-        return part.reshape(*self.stacked, part.shape[-1])
+    @property
+    def numbers(self) -> tuple[np.ndarray, ...]:
+        """The numbers as arrays of shapes that broadcast to the scores."""
+        return np.ix_(*(np.arange(span.start, span.stop) for span in self[:4]))
 
 
 class Places(NamedTuple):
@@ -169,11 +170,15 @@ class Feature:
 
     def sees(self, i: Any, stands: Any) -> tuple[Bound, Bound]:
         """Return the first key that queries i see, and the end, of those at key `stands`."""
-        return None, None
+        left, right, _ = self.reach
+        return (
+            None if left is None else stands - left,
+            None if right is None else stands + 1 + right,
+        )
 
     @property
     def reach(self) -> Reach:
-        """How far queries see."""
+        """How far queries see from the keys at which they stand."""
         return Reach()
 
     @property
@@ -183,8 +188,9 @@ class Feature:
 
     @property
     def given(self) -> object:
-        """The argument, as plain values."""
-        return True
+        """The argument as plain values, or the name of the part of one that is none."""
+        given = tuple(getattr(self, field.name) for field in fields(self))
+        return given[0] if len(given) == 1 else given
 
     # On NumPy arrays
 
@@ -192,18 +198,13 @@ class Feature:
         """Change scores in place, which are `rS` times `factor`; return the factor that is left."""
         return factor
 
-    def differentiated(
-        self, rS: np.ndarray, factor: np.floating, tile: Tile
-    ) -> tuple[np.floating, np.ndarray | None]:
-        """Do as `apply`; return also the derivative of scores by those before; None for 1."""
-        return self.apply(rS, factor, tile), None
+    def slope(self, scores: np.ndarray) -> np.ndarray | None:
+        """Return the derivative of scores that `apply` has made by those before; None for 1."""
+        return None
 
     def hidden(self, tile: Tile) -> np.ndarray | None:
         """Return where queries do not see keys, other than by `sees`, or None."""
         return None
-
-    def drop(self, rP: np.ndarray, tile: Tile) -> None:
-        """Set dropped weights to 0, in place."""
 
     # The formula of the oracles: apart from all that is above, and of the argument itself. Arrays
     # are of the module `xp` and broadcast to the scores.
@@ -233,12 +234,6 @@ class Value(Feature):
 
     OPTION: ClassVar[Option | None] = None
     DEFAULT: ClassVar[object] = None
-
-    @property
-    def given(self) -> object:
-        """The argument, as plain values: those of the fields."""
-        given = tuple(getattr(self, field.name) for field in fields(self))
-        return given if len(given) > 1 else given[0]
 
     @classmethod
     def parse(cls, given: object) -> Value | None:
@@ -272,11 +267,6 @@ class Reading(Feature):
     def parts(self, call: Call) -> tuple[str, ...]:
         """Return its one part."""
         return (self.part,)
-
-    @property
-    def given(self) -> object:
-        """The name of the part, as no array is kept."""
-        return self.part
 
     @classmethod
     def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:

@@ -25,13 +25,12 @@ class Mask(Reading):
 
     def hidden(self, tile: Tile) -> np.ndarray | None:
         """Return where the mask is not true."""
-        if tile.arrays["mask"].dtype == np.bool_:
-            return ~tile.pairs("mask")
-        first, end = tile.keys.start // 8, -(-tile.keys.stop // 8)
-        seen = np.unpackbits(tile.pairs("mask", slice(first, end)), axis=-1)
-        start = tile.keys.start - 8 * first
-        found: np.ndarray = seen[..., start : start + tile.keys.stop - tile.keys.start] == 0
-        return found
+        mask, keys = tile.arrays["mask"][:, :, tile.rows], tile.keys
+        if mask.dtype == np.uint8:
+            first = keys.start // 8
+            mask = np.unpackbits(mask[..., first : -(-keys.stop // 8)], axis=-1)
+            keys = slice(keys.start - 8 * first, keys.stop - 8 * first)
+        return np.logical_not(mask[..., keys])
 
     @staticmethod
     def hides(given: Any, at: Places, xp: Any) -> Array | None:

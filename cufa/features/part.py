@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -69,25 +70,27 @@ class Part(NamedTuple):
         return bool(self.axes or self.source)
 
     @property
+    def _read(self) -> list[tuple[str, Iterable[object]]]:
+        """The names of the arrays that it reads, and their axes."""
+        if self.axes:
+            return [(self.argument, self.axes)]
+        return [(f"{self.argument}_{i}", range(ndim)) for i, ndim in enumerate(self.arrays)]
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """The names of those of `numbers` that are addresses of arrays."""
-        if self.axes:
-            return (f"{self.argument}_data",)
-        return tuple(f"{self.argument}_{i}_data" for i in range(len(self.arrays)))
+        return tuple(f"{name}_data" for name, _ in self._read)
 
     @property
     def numbers(self) -> tuple[Parameter, ...]:
-        """The members of the struct, in order: its parameters; address and strides of its array.
+        """The members of the struct, in order: its parameters; address and strides of its arrays.
 
-        Or of each of several, with the lengths.
+        An expression's arrays have their lengths, too.
         """
         found = list(self.parameters)
-        if self.axes:
-            found.append(Parameter(f"{self.argument}_data", "u8"))
-            found += (Parameter(f"{self.argument}_stride_{axis}", "i8") for axis in self.axes)
-        for address, ndim in zip(self.addresses, self.arrays, strict=False):
-            array = address.removesuffix("_data")
-            found.append(Parameter(address, "u8"))
-            found += (Parameter(f"{array}_stride_{axis}", "i8") for axis in range(ndim))
-            found += (Parameter(f"{array}_length_{axis}", "i4") for axis in range(ndim))
+        for name, axes in self._read:
+            found.append(Parameter(f"{name}_data", "u8"))
+            found += (Parameter(f"{name}_stride_{axis}", "i8") for axis in axes)
+            if self.source:
+                found += (Parameter(f"{name}_length_{axis}", "i4") for axis in axes)
         return tuple(found)

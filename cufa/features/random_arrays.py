@@ -17,7 +17,7 @@ def normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> 
     """
     rng = np.random.default_rng(seed)
     drawn = rng.standard_normal(min(math.prod(shape), _PERIOD), dtype=np.float32)
-    return _repeated(xp, shape, drawn.astype(dtype))
+    return xp.resize(xp.asarray(drawn.astype(dtype)), shape)
 
 
 def mostly(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Any:
@@ -25,14 +25,4 @@ def mostly(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> 
     rng = np.random.default_rng(seed)
     bits = 8 if dtype == np.uint8 else 1
     drawn = rng.random(bits * min(math.prod(shape), _PERIOD), np.float32) < 0.9
-    return _repeated(xp, shape, np.packbits(drawn) if bits == 8 else drawn)
-
-
-def _repeated(xp: Any, shape: tuple[int, ...], drawn: np.ndarray) -> Any:
-    size = math.prod(shape)
-    block = xp.asarray(drawn)
-    flat = xp.empty(size, drawn.dtype)
-    for first in range(0, size, _PERIOD):
-        part = flat[first : first + _PERIOD]
-        part[...] = block[: part.size]
-    return flat.reshape(shape)
+    return xp.resize(xp.asarray(np.packbits(drawn) if bits == 8 else drawn), shape)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cufa.arrays import Array
-from cufa.features.feature import Call, Reading, Tile
+from cufa.features.feature import Call, Reading
 from cufa.features.part import Part
 from cufa.features.random_arrays import normal
 
@@ -21,12 +21,6 @@ class Sinks(Reading):
     PARTS: ClassVar[tuple[Part, ...]] = (
         Part("Sinks", "sinks", decodes=True, axes="h", dtype="float32"),
     )
-
-    @staticmethod
-    def of_rows(tile: Tile) -> np.ndarray:
-        """Return the logit of each row, (..., rows, 1)."""
-        of_rows = np.repeat(tile.arrays["sinks"], tile.rows.stop - tile.rows.start)
-        return of_rows.reshape(tile.stacked[1:])[..., None]
 
     @classmethod
     def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:

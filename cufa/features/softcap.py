@@ -83,15 +83,10 @@ class Softcap(Value):
         rS *= np.float32(self.c)
         return np.float32(1)
 
-    def differentiated(
-        self, rS: np.ndarray, factor: np.floating, tile: Tile
-    ) -> tuple[np.floating, np.ndarray | None]:
-        """Do the same; return also 1 - tanh^2."""
-        rS *= factor / np.float32(self.c)
-        np.tanh(rS, out=rS)
-        slope = np.float32(1) - rS * rS
-        rS *= np.float32(self.c)
-        return np.float32(1), slope
+    def slope(self, scores: np.ndarray) -> np.ndarray | None:
+        """Return 1 - tanh^2."""
+        c = np.float32(self.c)
+        return (c - scores) * (c + scores) / np.square(c)  # near 0, too, where scores are near c
 
     @staticmethod
     def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from cufa.arrays import Array
 from cufa.checks import check_integer
 from cufa.features.causal import Causal
-from cufa.features.feature import Bound, Call, Option, Places, Reach, Value
+from cufa.features.feature import Call, Option, Places, Reach, Value
 from cufa.features.part import Parameter, Part
 
 NO_WINDOW = (None, None)
@@ -18,9 +18,7 @@ MAX_WINDOW = 2**30
 """A bound of a window that is no bound, and the longest sequences that a window is for."""
 
 
-def _bounded(n: int | None) -> int | None:
-    """Return a bound of a window as the kernels take it."""
-    return None if n is None or n >= MAX_WINDOW else n
+_LEFT, _RIGHT = (Parameter("window_left", "i4"),), (Parameter("window_right", "i4"),)
 
 
 def _checked(name: str, n: object) -> int | None:
@@ -71,20 +69,8 @@ class Window(Value):
         _read,
     )
     PARTS: ClassVar[tuple[Part, ...]] = (
-        Part(
-            "WindowLeft",
-            "window",
-            (Parameter("window_left", "i4"),),
-            left_edge=True,
-            decodes=True,
-        ),
-        Part(
-            "WindowRight",
-            "window",
-            (Parameter("window_right", "i4"),),
-            right_edge=True,
-            decodes=True,
-        ),
+        Part("WindowLeft", "window", _LEFT, left_edge=True, decodes=True),
+        Part("WindowRight", "window", _RIGHT, right_edge=True, decodes=True),
     )
 
     @classmethod
@@ -101,7 +87,9 @@ class Window(Value):
 
         With a mask aligned top-left, a window stays one.
         """
-        left, right, causal = _bounded(self.left), _bounded(self.right), found.get("causal")
+        bounds = self.left, self.right
+        left, right = (None if n is None or n >= MAX_WINDOW else n for n in bounds)
+        causal = found.get("causal")
         if causal == Causal():
             right = None
         elif right == 0 and causal is None:
@@ -119,20 +107,13 @@ class Window(Value):
 
     def parts(self, call: Call) -> tuple[str, ...]:
         """Return the parts of its bounds; in a cache, of those that can hide a key."""
-        left, right = self.left is not None, self.right is not None
-        if call.is_cached:
-            left = self.left is not None and self.left < call.seq_kv - 1
-            right = self.right is not None and self.right < call.seq_q - 1
-        return ("WindowLeft",) * left + ("WindowRight",) * right
+        far = (call.seq_kv - 1, call.seq_q - 1) if call.is_cached else (MAX_WINDOW, MAX_WINDOW)
+        bounds = zip(self.PARTS, (self.left, self.right), far, strict=True)
+        return tuple(part.name for part, n, m in bounds if n is not None and n < m)
 
     def numbers(self, call: Call) -> dict[str, float]:
         """Return the bounds."""
         return {"window_left": self.left or 0, "window_right": self.right or 0}
-
-    def sees(self, i: Any, stands: Any) -> tuple[Bound, Bound]:
-        """Return the first key that queries see, and the end."""
-        first = None if self.left is None else stands - self.left
-        return first, None if self.right is None else stands + 1 + self.right
 
     @property
     def reach(self) -> Reach:

@@ -46,7 +46,8 @@ struct Smem {
 
     // By one thread.
     __device__ void init() const {
-        if (dynamic_smem_bytes() < C::WORK + WORK_STAGES * sizeof(typename C::Work)) __trap();
+        constexpr int WORK_BYTES = WORK_STAGES * sizeof(typename C::Work);
+        if (dynamic_smem_bytes() < C::WORK + WORK_BYTES + C::SCALE_BYTES) __trap();
         ring_q.init(C::ALL_FREE_Q ? 128 * C::CONSUMERS : C::CONSUMERS);
         ring_k.init(4 * C::CONSUMERS), ring_v.init(4 * C::CONSUMERS);
         mbarrier_fence_init();
@@ -62,5 +63,9 @@ struct Smem {
     }
     __device__ volatile typename C::Work& work(uint32_t round) const {
         return works[round % WORK_STAGES];
+    }
+    // What follows them: the scales of the rings' tiles, in 8 bits.
+    __device__ volatile float* scales() const {
+        return reinterpret_cast<volatile float*>(works + WORK_STAGES);
     }
 };

@@ -38,6 +38,16 @@ __device__ void butterflies_of_units(float (&x)[UNITS][UNIT], int lane) {
     }
 }
 
+// Sends the k-th unit to the lane whose number is k ^ that of ours, and gets its k-th.
+template <int LANES, class X, int UNITS, int N>
+__device__ void exchange(X (&x)[UNITS][N]) {
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (u % LANES) x[u][i] = __shfl_xor_sync(0xffffffff, x[u][i], u % LANES);
+}
+
 template <int LANES, int UNITS, int UNIT>
 __device__ void transform(float (&x)[UNITS][UNIT], int lane) {
 #pragma unroll
@@ -48,11 +58,7 @@ __device__ void transform(float (&x)[UNITS][UNIT], int lane) {
             for (int e = 0; e < UNIT; ++e)
                 if (!(e & step)) butterfly(x[u][e], x[u][e + step]);
     butterflies_of_units<LANES>(x, lane);
-#pragma unroll
-    for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-        for (int e = 0; e < UNIT; ++e)
-            if (u % LANES) x[u][e] = __shfl_xor_sync(0xffffffff, x[u][e], u % LANES);
+    exchange<LANES>(x);
     butterflies_of_units<LANES>(x, lane);
 }
 

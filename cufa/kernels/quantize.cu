@@ -2,15 +2,14 @@
 // bits: signs and a Hadamard transform along a row (Shah et al. 2024, section 3.3), the largest
 // magnitude of the rows that share a scale, conversion. A tile has 128 rows of a head, in
 // registers: what shares a scale within a tile is read once. A block of threads takes tiles in
-// turn, and reads one of 16 bits while it computes on the tile in front. Rows that do not count are
-// zeros.
-#include "chunk.cuh"
+// turn, and copies one to shared memory while it computes on the tile in front. Rows that do not
+// count are zeros.
 #include "hadamard.cuh"
+#include "ptx_convert.cuh"
 #include "ptx_expand.cuh"
 #include "ptx_quantize.cuh"
 #include "quantize_params.cuh"
 
-constexpr int PIECE = 8;            // columns that a thread copies and reads at once
 constexpr int KEYS = 16;            // of a tile that a thread transposes at once
 constexpr int TURNS = 8;            // whose places are in shared memory
 constexpr float LEAST = 0x1p-126f;  // scale, whose reciprocal is finite
@@ -22,29 +21,47 @@ struct Shape {
     static constexpr int THREADS = ROWS * LANES, WARPS = THREADS / 32, WARP_ROWS = 32 / LANES;
     static constexpr int TOGETHER = COLUMNS & -COLUMNS, GROUP = TOGETHER / LANES;
     static constexpr int UNIT = GROUP / LANES, UNITS = COLUMNS / GROUP;
-    // Bytes of a row to be transposed: lanes write to their own banks, but with 256 columns, since
-    // other GPUs have less shared memory.
-    static constexpr int PITCH =
-        COLUMNS == 256 ? COLUMNS + 16 : (COLUMNS + GROUP - 1) / (2 * GROUP) * 2 * GROUP + GROUP;
-    static constexpr int BYTES = ROWS * PITCH + ROWS / KEYS * 16;  // of a tile to be transposed
-    // A warp copies pieces of several rows at once, COPIES times.
-    static constexpr int COPY_ROWS = 8, COPY_COLUMNS = 32 / COPY_ROWS * PIECE;
-    static constexpr int COPIES = COLUMNS * WARP_ROWS / (COPY_COLUMNS * COPY_ROWS);
+    // Bytes that a lane stores at once: so the lanes of a row store SPAN, a sector of L2 or more.
+    static constexpr int STORED = GROUP < 32 ? GROUP : UNIT, SPAN = LANES * STORED;
+    static constexpr int BYTES = ROWS * COLUMNS + ROWS / KEYS * 16;  // of a tile to be transposed
 
-    // The first column of a unit, after the transform and before it.
+    // The first column of a unit, as it is stored and before the transform.
     __device__ static constexpr int column(int unit, int lane) {
-        return unit * GROUP + lane * UNIT;
+        return unit * UNIT / STORED * SPAN + lane * STORED + unit * UNIT % STORED;
     }
     __device__ static constexpr int column_before(int unit, int lane) {
         return unit / LANES * TOGETHER + lane * GROUP + (unit % LANES ^ lane) * UNIT;
     }
-    // Where a warp has a column of 16 bits in shared memory, one copy behind the other. Pieces
-    // change places so that lanes read from their own banks.
+    // Where a tile to be transposed has a row, and where the row has a column. Lanes read from
+    // their own banks, of rows that are KEYS apart, and write to them: spans change places.
+    __device__ static constexpr int row_place(int row) { return row * COLUMNS + row / KEYS * 16; }
+    __device__ static constexpr int column_place(int row, int column) {
+        constexpr int APART = TOGETHER < 128 ? 128 / TOGETHER : 1;  // rows of the same banks
+        return column ^ row / APART % (128 / SPAN / APART) * SPAN;
+    }
+};
+
+// How numbers of SIZE bytes come to shared memory. A warp copies its own rows, or half of them
+// where they are long, since other GPUs have less shared memory: pieces of several rows at once,
+// COPIES times.
+template <int COLUMNS, int LANES, int SIZE>
+struct Copied {
+    using S = Shape<COLUMNS, LANES>;
+    static constexpr int PIECE = 16 / SIZE;  // columns that a thread copies and reads at once
+    static constexpr int PARTS = COLUMNS * SIZE > 512 ? 2 : 1, PART_ROWS = S::WARP_ROWS / PARTS;
+    static constexpr int COPY_ROWS = PIECE, COPY_COLUMNS = 32, PIECES = COPY_COLUMNS / PIECE;
+    static constexpr int COPIES = COLUMNS / COPY_COLUMNS * (PART_ROWS / COPY_ROWS);
+
+    // Where a warp has a column, one copy behind the other. Pieces change places so that lanes
+    // read from their own banks.
     __device__ static constexpr int place(int row, int column) {
-        const int copy = row / COPY_ROWS * (COLUMNS / COPY_COLUMNS) + column / COPY_COLUMNS;
-        const int change = LANES == 2 ? row / 2 % 2 : UNIT > PIECE ? copy % 2 : 0;
-        const int piece = row % COPY_ROWS * 4 + (column / PIECE % 4 ^ change);
-        return copy * THREADS * 16 + piece * 16 + column % PIECE * 2;
+        constexpr int CHANGES = PIECES / LANES;  // of rows that lanes read at once
+        const int along = column / COPY_COLUMNS, down = row / COPY_ROWS;
+        const int change =
+            row / (8 / PIECES) % CHANGES + (S::GROUP > COPY_COLUMNS ? along % 2 * CHANGES : 0);
+        const int piece = row % COPY_ROWS * PIECES + (column / PIECE % PIECES ^ change);
+        return (down * (COLUMNS / COPY_COLUMNS) + along) * S::THREADS * 16 + piece * 16 +
+               column % PIECE * SIZE;
     }
 };
 
@@ -62,16 +79,11 @@ struct alignas(16) Place {
     int stored, scale;  // how many of its rows are stored; its first scale
 };
 
-// Reads columns. `flips` has the signs that change: of two columns in bits 15 and 31.
+// Reads columns and changes the signs whose bits are set in `flips`.
 __device__ inline void unpack(float* x, const float* p, const uint4& flips) {
-    const uint32_t of_two[] = {flips.x, flips.y, flips.z, flips.w};
-    float y[PIECE];
-    load_chunk(y, p);
-#pragma unroll
-    for (int e = 0; e < PIECE; ++e) {
-        const uint32_t flip = e % 2 ? of_two[e / 2] & 0x80000000 : of_two[e / 2] << 16;
-        x[e] = __uint_as_float(__float_as_uint(y[e]) ^ flip);
-    }
+    const uint4 loaded = *reinterpret_cast<const uint4*>(p);
+    x[0] = __uint_as_float(loaded.x ^ flips.x), x[1] = __uint_as_float(loaded.y ^ flips.y);
+    x[2] = __uint_as_float(loaded.z ^ flips.z), x[3] = __uint_as_float(loaded.w ^ flips.w);
 }
 template <class T>
 __device__ void unpack(float* x, const T* p, const uint4& flips) {
@@ -79,7 +91,7 @@ __device__ void unpack(float* x, const T* p, const uint4& flips) {
     const uint32_t words[] = {loaded.x ^ flips.x, loaded.y ^ flips.y, loaded.z ^ flips.z,
                               loaded.w ^ flips.w};
 #pragma unroll
-    for (int i = 0; i < PIECE / 2; ++i)
+    for (int i = 0; i < 4; ++i)
         x[2 * i] = low_to_float<T>(words[i]), x[2 * i + 1] = high_to_float<T>(words[i]);
 }
 
@@ -108,39 +120,36 @@ __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
-// A unit in e4m3.
-__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[2]) {
-    *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
-}
-__device__ inline void store_unit(unsigned char* to, const uint32_t (&y)[4]) {
-    *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
-}
-
-// Where a row of a tile to be transposed begins: the rows that a warp reads at once, KEYS apart,
-// are in banks of their own.
-template <int COLUMNS, int LANES>
-__device__ int row_place(int row) {
-    return row * Shape<COLUMNS, LANES>::PITCH + row / KEYS * 16;
+// Columns in e4m3 that follow each other.
+template <int BYTES>
+__device__ void store_bytes(unsigned char* to, const uint32_t* y) {
+    if constexpr (BYTES == 8)
+        *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
+    else
+        *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
 }
 
 // Writes a tile as (COLUMNS, ROWS), where keys have the order 0 1 8 9 2 3 10 11 ... of 16, as wgmma
 // of 8 bits takes weights from the registers in which wgmma leaves scores.
 template <int COLUMNS, int LANES>
 __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
+    using S = Shape<COLUMNS, LANES>;
     constexpr int GROUPS = ROWS / KEYS, QUAD = 4;  // columns of a thread
 // A thread seldom has two.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += Shape<COLUMNS, LANES>::THREADS) {
+    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += S::THREADS) {
         const int group = i % GROUPS, column = i / GROUPS * QUAD;
-        const unsigned char* from = tile + row_place<COLUMNS, LANES>(group * KEYS) + column;
+        const unsigned char* from = tile + S::row_place(group * KEYS);
         uint32_t y[QUAD][KEYS / 4];
 #pragma unroll
         for (int j = 0; j < KEYS / 4; ++j) {
             uint32_t x[4];  // of four keys
 #pragma unroll
-            for (int n = 0; n < 4; ++n)
-                x[n] = *reinterpret_cast<const uint32_t*>(from + (2 * j + n % 2 + n / 2 * 8) *
-                                                                     Shape<COLUMNS, LANES>::PITCH);
+            for (int n = 0; n < 4; ++n) {
+                const int key = 2 * j + n % 2 + n / 2 * 8;
+                x[n] = *reinterpret_cast<const uint32_t*>(from + key * COLUMNS +
+                                                          S::column_place(key, column));
+            }
             const uint32_t low01 = permuted(x[0], x[1], 0x5140),
                            low23 = permuted(x[2], x[3], 0x5140);
             const uint32_t up01 = permuted(x[0], x[1], 0x7362), up23 = permuted(x[2], x[3], 0x7362);
@@ -160,12 +169,13 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     extern __shared__ __align__(1024) unsigned char smem[];
     using S = Shape<COLUMNS, LANES>;
     constexpr int UNITS = S::UNITS, UNIT = S::UNIT;
-    constexpr bool AHEAD = sizeof(T) == 2;  // whether the next tile comes to shared memory
+    using C = Copied<COLUMNS, LANES, sizeof(T)>;
     constexpr float NORM = HADAMARD ? norm<S::TOGETHER>() : 1.f;
     Place* places = reinterpret_cast<Place*>(smem);
     float* largest_of_warp = reinterpret_cast<float*>(places + TURNS);
     uint32_t* flips = reinterpret_cast<uint32_t*>(largest_of_warp + 2 * S::WARPS);
-    unsigned char* bytes = reinterpret_cast<unsigned char*>(flips + HADAMARD * COLUMNS / 2);
+    unsigned char* bytes =
+        reinterpret_cast<unsigned char*>(flips + HADAMARD * COLUMNS * sizeof(T) / 4);
     unsigned char* ahead = bytes + TRANSPOSED * S::BYTES;
     launch_dependents();
     wait_for_kernel_in_front();
@@ -191,55 +201,49 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
         place.scale = head * p.scales_a_head + (block * ROWS >> p.block_log2);
     };
     if (threadIdx.x < min(TURNS, turns)) find(threadIdx.x);
-    if constexpr (HADAMARD)  // in the order in which lanes read them
-        for (int i = threadIdx.x; i < COLUMNS / 2; i += S::THREADS) {
-            const int at = 2 * i / UNIT;
-            const int column = S::column_before(at / LANES, at % LANES) + 2 * i % UNIT;
-            const uint32_t two = p.signs[column / 32] >> column % 32;
-            flips[i] = (two & 1) << 15 | (two & 2) << 30;
+    if constexpr (HADAMARD) {                 // in the order in which lanes read them
+        constexpr int COUNT = 4 / sizeof(T);  // of a word
+        for (int i = threadIdx.x; i < COLUMNS / COUNT; i += S::THREADS) {
+            const int piece = i / 4, first = piece / LANES * C::PIECE;
+            const int column =
+                S::column_before(first / UNIT, piece % LANES) + first % UNIT + i % 4 * COUNT;
+            const uint32_t its = p.signs[column / 32] >> column % 32;
+            flips[i] = COUNT == 2 ? (its & 1) << 15 | (its & 2) << 30 : its << 31;
         }
+    }
     __syncthreads();
 
-    const int column_copied = threadIdx.x % 4 * PIECE;
-    int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / 4;
+    const int column_copied = threadIdx.x % C::PIECES * C::PIECE;
+    int row_copied = warp * S::WARP_ROWS + threadIdx.x % 32 / C::PIECES;
     int columns_copied = p.head_dim - column_copied;
     const T* from = static_cast<const T*>(p.x.data) + row_copied * p.x.stride_seq + column_copied;
-    int copied = warp * 512 + S::place(row_copied % S::WARP_ROWS, column_copied);
-    auto copy = [&](int turn) {
-        const Place& place = places[turn % TURNS];
-        const T* its = from + place.from;
-        const int rows = place.rows - row_copied;
+    int copied = warp * 512 + C::place(row_copied % S::WARP_ROWS, column_copied);
+    auto copy = [&](int step) {
+        const Place& place = places[step / C::PARTS % TURNS];
+        const int first = step % C::PARTS * C::PART_ROWS, rows = place.rows - row_copied - first;
+        const T* its = from + place.from + first * p.x.stride_seq;
 #pragma unroll
-        for (int i = 0; i < S::COPIES; ++i) {
-            const int down = i * S::COPY_COLUMNS / COLUMNS * S::COPY_ROWS;
-            const int along = i * S::COPY_COLUMNS % COLUMNS, at = S::place(down, along);
+        for (int i = 0; i < C::COPIES; ++i) {
+            const int down = i * C::COPY_COLUMNS / COLUMNS * C::COPY_ROWS;
+            const int along = i * C::COPY_COLUMNS % COLUMNS, at = C::place(down, along);
             cp_async_16(smem_address(ahead + (copied ^ at % 512) + at / 512 * 512),
                         its + down * p.x.stride_seq + along, down < rows && along < columns_copied);
         }
         cp_async_commit();
     };
-    int read = warp * 512 + S::place(row % S::WARP_ROWS,
+    const int part_of_row = row % S::WARP_ROWS / C::PART_ROWS;
+    int read = warp * 512 + C::place(row % C::PART_ROWS,
                                      HADAMARD ? S::column_before(0, lane) : S::column(0, lane));
-    auto unpack_of = [&](float* x, int turn, int unit, int e) {
+    auto unpack_of = [&](float* x, int unit, int e) {
         uint4 its_flips = {};
         if constexpr (HADAMARD)
             its_flips =
-                reinterpret_cast<const uint4*>(flips)[((unit * LANES + lane) * UNIT + e) / PIECE];
-        if constexpr (AHEAD) {
-            // The lowest units and columns change the same bits of a place in all threads.
-            constexpr int FIRST = HADAMARD ? LANES : 1;
-            const int change = S::place(0, unit % FIRST * UNIT + e);
-            const int behind = S::place(0, unit / FIRST * FIRST * S::GROUP);
-            unpack(x, reinterpret_cast<const T*>(ahead + (read ^ change) + behind), its_flips);
-        } else {
-            const Place& place = places[turn % TURNS];
-            const int column =
-                (HADAMARD ? S::column_before(unit, lane) : S::column(unit, lane)) + e;
-            if (row < place.rows && column < p.head_dim)
-                unpack(x,
-                       static_cast<const T*>(p.x.data) + place.from + row * p.x.stride_seq + column,
-                       its_flips);
-        }
+                reinterpret_cast<const uint4*>(flips)[(unit * UNIT + e) / C::PIECE * LANES + lane];
+        // The lowest units and columns change the same bits of a place in all threads.
+        constexpr int FIRST = HADAMARD ? LANES : S::STORED / UNIT;
+        const int change = C::place(0, unit % FIRST * UNIT + e);
+        const int behind = C::place(0, unit / FIRST * FIRST * S::GROUP);
+        unpack(x, reinterpret_cast<const T*>(ahead + (read ^ change) + behind), its_flips);
     };
     // The warps that share a scale, less one: their number is a power of two.
     const int others = (1 << min(p.block_log2, 7)) / S::WARP_ROWS - 1;
@@ -247,20 +251,22 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     computed_here(row_copied), computed_here(columns_copied), computed_here(from);
     computed_here(copied), computed_here(read), computed_here(looked_at);
 
-    if constexpr (AHEAD) copy(0);
+    const int steps = turns * C::PARTS;
+    copy(0);
     for (int turn = 0; turn < turns; ++turn) {
-        float x[UNITS][UNIT] = {};
-        if constexpr (AHEAD) {
+        float x[UNITS][UNIT];
+#pragma unroll 1
+        for (int part = 0; part < C::PARTS; ++part) {
             cp_async_wait<0>();
             __syncwarp();
-        }
+            if (part == part_of_row)
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u)
+                for (int u = 0; u < UNITS; ++u)
 #pragma unroll
-            for (int e = 0; e < UNIT; e += PIECE) unpack_of(&x[u][e], turn, u, e);
-        if constexpr (AHEAD) {
+                    for (int e = 0; e < UNIT; e += C::PIECE) unpack_of(&x[u][e], u, e);
             __syncwarp();
-            if (turn + 1 < turns) copy(turn + 1);
+            const int next = turn * C::PARTS + part + 1;
+            if (next < steps) copy(next);
         }
         if constexpr (HADAMARD) transform<LANES>(x, lane);
 
@@ -295,12 +301,20 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
                                            : x[u][4 * i + e] * factor;
                     y[u][i] = pack4_e4m3(four[0], four[1], four[2], four[3]);
                 }
-            if constexpr (HADAMARD) put_in_order<LANES>(y, lane);
-            unsigned char* to = TRANSPOSED ? bytes + row_place<COLUMNS, LANES>(row) + lane * UNIT
-                                           : p.values + place.to + (row * COLUMNS + lane * UNIT);
+            if constexpr (HADAMARD) {
+                if constexpr (UNIT < S::STORED) exchange<LANES>(y);  // back
+                put_in_order<LANES>(y, lane);
+            }
+            unsigned char* to = TRANSPOSED
+                                    ? bytes + S::row_place(row) + S::column(0, lane)
+                                    : p.values + place.to + (row * COLUMNS + S::column(0, lane));
             if (TRANSPOSED || row < place.stored)
 #pragma unroll
-                for (int u = 0; u < UNITS; ++u) store_unit(to + u * S::GROUP, y[u]);
+                for (int u = 0; u < UNITS; u += S::STORED / UNIT) {
+                    const int span = S::column(u, 0);
+                    store_bytes<S::STORED>(to + (TRANSPOSED ? S::column_place(row, span) : span),
+                                           y[u]);
+                }
             if constexpr (TRANSPOSED) {
                 __syncthreads();
                 write_transposed<COLUMNS, LANES>(p.values + place.to, bytes);

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
-from cufa.launch.auxiliary import address, are_aligned, table, tensor
+from cufa.launch.auxiliary import address, are_aligned, tensor
 from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.capture import refuse_copy
-from cufa.launch.launch import Launches, PreparedLaunch
+from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
@@ -28,7 +28,7 @@ _PLACES = tuple((_OFFSETS[name] // 8, i) for i, name in enumerate(_NAMES))
 _PREPARED = 256  # launches that are remembered
 _WARP = 32  # threads
 
-_prepared: dict[Key, PreparedLaunch | Launches] = {}
+_prepared: dict[Key, Launch] = {}
 
 
 def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
@@ -46,21 +46,13 @@ def kind_of(k: Array, v: Array, q: Array | None) -> Key | None:
     """
     import cupy
 
-    ndarray = cupy.ndarray
-    if type(k) is not ndarray or type(v) is not ndarray:
-        return None
-    of_k, of_v = k.data, v.data
-    key = (
-        *(cupy.cuda.runtime.getDevice(), of_k.device_id, of_v.device_id),
-        *(k.dtype, k.shape, k.strides, of_k.ptr % ALIGNMENT),
-        *(v.dtype, v.shape, v.strides, of_v.ptr % ALIGNMENT),
-    )
-    if q is None:
-        return key
-    if type(q) is not ndarray:
-        return None
-    of_q = q.data
-    return (*key, of_q.device_id, q.dtype, q.shape, q.strides, of_q.ptr % ALIGNMENT)
+    ndarray, key = cupy.ndarray, [cupy.cuda.runtime.getDevice()]
+    for x in (k, v) if q is None else (k, v, q):
+        if type(x) is not ndarray:
+            return None
+        data = x.data
+        key += data.device_id, x.dtype, x.shape, x.strides, data.ptr % ALIGNMENT
+    return tuple(key)
 
 
 def append(tokens: Tokens) -> None:
@@ -88,7 +80,7 @@ def _arrays(tokens: Tokens) -> tuple[Array | None, ...]:
     return k, v, q, turned_q, k_cache, v_cache, starts, lengths, pages, *tables, *scaled
 
 
-def prepared(tokens: Tokens) -> PreparedLaunch | Launches:
+def prepared(tokens: Tokens) -> Launch:
     """Return the launch of these tokens, and of others of their shapes, strides and alignment.
 
     Parameters
@@ -124,7 +116,7 @@ def in_rows(name: str, array: Array) -> Array:
     return cupy.ascontiguousarray(array)
 
 
-def _made(tokens: Tokens) -> PreparedLaunch | Launches:
+def _made(tokens: Tokens) -> Launch:
     """Return the launch for tokens of these shapes; there is at least one token."""
     batch, _, seq, _ = tokens.k.shape
     instance = _instance_of(tokens)
@@ -143,7 +135,13 @@ def _made(tokens: Tokens) -> PreparedLaunch | Launches:
     if tokens.k_mean is None:
         return appends
     first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
-    return Launches((launch_of(first, batch * heads_kv, parameter, _PLACES), appends))
+    takes_means = launch_of(first, batch * heads_kv, parameter, _PLACES)
+
+    def both(*addresses: int) -> None:
+        takes_means(*addresses)
+        appends(*addresses)
+
+    return both
 
 
 def _instance_of(tokens: Tokens) -> Instance:
@@ -174,6 +172,6 @@ def _filled(tokens: Tokens) -> np.ndarray:
     if tokens.rotary is not None:
         p["rotary_dim"], p["positions"] = tokens.rotary.dim, tokens.rotary.positions
     p["pages"], _, p["page_size"], _ = tokens.k_cache.shape
-    _, p["table_stride"] = table(tokens.block_table)
+    _, p["table_stride"], *_ = tensor(tokens.block_table)
     p["pages_a_sequence"] = 1 if tokens.block_table is None else tokens.block_table.shape[1]
     return parameter

@@ -9,7 +9,7 @@ import numpy as np
 from cufa.dtypes import DTYPES
 from cufa.features.parts import part_named
 from cufa.launch.auxiliary import prepared
-from cufa.launch.launch import PreparedLaunch
+from cufa.launch.launch import Launch
 from cufa.planner.array_sums import ArraySums, Wanted
 from cufa.problem.extras import steps
 from cufa.problem.parse_backward import Gradients
@@ -46,7 +46,7 @@ def wanted_of(problem: Problem, gradients: Gradients, ndim: int) -> tuple[Wanted
     return tuple(found)
 
 
-def finishing(sums: ArraySums, which: int) -> PreparedLaunch | None:
+def finishing(sums: ArraySums, which: int) -> Launch | None:
     """Return the launch, on the current device, that makes a gradient of its sums.
 
     Parameters
@@ -57,7 +57,7 @@ def finishing(sums: ArraySums, which: int) -> PreparedLaunch | None:
 
     Returns
     -------
-    PreparedLaunch or None
+    callable or None
         None if the sums are the gradient, or of a dtype that no kernel writes.
     """
     if sums.place < 0 or sums.dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""Launches of kernels that compute no attention, which need no plan: their specs say all."""
+"""Launches of kernels that are an `Instance`, and what such a kernel is given of arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cufa import device as devices
 from cufa.arrays import ALIGNMENT, Array, Ints
 from cufa.compiler import jit
-from cufa.launch.launch import PreparedLaunch, launcher
+from cufa.launch.launch import Launch, Memory, launcher, prepared_launch
 from cufa.launch.signature import AddressSlot
 from cufa.specs import AUXILIARY_KERNELS
 from cufa.specs.instance import Instance
@@ -22,16 +22,11 @@ def address(array: Array | None) -> int:
 def tensor(array: Array | None) -> Ints:
     """Return what ``Tensor`` of ``kernels/params.cuh`` holds: the address, and steps in elements.
 
-    Kernels read the last step of an array of four axes only.
+    Kernels read as many steps as an array has axes in front of its last one.
     """
     if array is None:
         return 0, 0, 0, 0
     return (array.data.ptr, *(step // array.itemsize for step in array.strides[:3]))
-
-
-def table(array: Array | None) -> Ints:
-    """Return the address of a block table, and the elements from row to row; 0 if there is none."""
-    return (0, 0) if array is None else (array.data.ptr, array.strides[0] // array.itemsize)
 
 
 def are_aligned(*arrays: Array) -> bool:
@@ -49,23 +44,26 @@ def prepared(
     grid: int | tuple[int, int],
     parameter: Any,
     places: Sequence[AddressSlot] = (),
-) -> PreparedLaunch:
+    threads: int = 0,
+    memory: Memory | None = None,
+) -> Launch:
     """Return a launch on the current device; the kernel is compiled if need be.
 
     Parameters
     ----------
     instance : Instance
-        The kernel's spec says its number of threads.
     grid : int or tuple of int
         Blocks, along one axis or two.
-    parameter, places
-        As in `PreparedLaunch`.
+    parameter, places, memory
+        As in `prepared_launch`.
+    threads : int
+        Threads of a block, if the kernel's spec does not say them.
     """
     import cupy
 
     device_id = cupy.cuda.runtime.getDevice()
     function = jit.kernel(instance, devices.of_id(device_id), device_id)
     blocks, rows = (grid, 1) if isinstance(grid, int) else grid
-    threads = AUXILIARY_KERNELS[instance.kernel].threads
+    threads = threads or AUXILIARY_KERNELS[instance.kernel].threads
     launch = launcher(function, (blocks, rows, 1), threads, instance.smem_bytes)
-    return PreparedLaunch(launch, parameter, tuple(places))
+    return prepared_launch(launch, parameter, tuple(places), memory)

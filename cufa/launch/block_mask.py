@@ -8,7 +8,7 @@ from cufa.arrays import Array, ArrayInfo
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.parts import part_named
 from cufa.launch.auxiliary import prepared
-from cufa.launch.capture import is_capturing, no_place
+from cufa.launch.capture import refuse_memory
 from cufa.launch.params import list_sizes
 from cufa.problem.extras import Extras, check_function_arrays, placed
 from cufa.specs.block_lists import SPEC as LISTS
@@ -92,8 +92,7 @@ def lists(
     """
     import cupy
 
-    if is_capturing():
-        raise no_place("block_mask needs memory of its own", "make one like it before")
+    refuse_memory("block_mask needs memory of its own", "make one like it before")
     batch, heads, kind_rows, kind_columns = kinds.shape
     rows, length = list_sizes(*sizes, *tile)
     lines, columns = batch * heads * rows, length // 2 - 1

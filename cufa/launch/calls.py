@@ -10,7 +10,7 @@ import numpy as np
 from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
-from cufa.launch.capture import is_capturing, no_place
+from cufa.launch.capture import is_capturing, refuse_memory
 from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
@@ -55,13 +55,12 @@ def on_device(name: str, array: Array | None) -> Array | None:
     on_host = isinstance(array, np.ndarray)
     if array is None or (not on_host and is_readable(array)):
         return array
-    if is_capturing():
-        shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
-        raise no_place(
-            f"{name} (shape {array.shape}) {shown} and would be copied",
-            "before the capture, make a contiguous int32 array of it with "
-            "cupy.ascontiguousarray(cupy.asarray(x), np.int32)",
-        )
+    shown = "is on the host" if on_host else f"has {array.dtype}, strides {array.strides}"
+    refuse_memory(
+        f"{name} (shape {array.shape}) {shown} and would be copied",
+        "before the capture, make a contiguous int32 array of it with "
+        "cupy.ascontiguousarray(cupy.asarray(x), np.int32)",
+    )
     import cupy
 
     if on_host:
@@ -216,7 +215,6 @@ def _replayed(
         if described is None:
             return None
         infos, addresses = described
-    # As `Signature`, which takes longer to make.
     key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, into, infos)
     latest, call = prepared.latest
     if key != latest:
@@ -274,21 +272,19 @@ def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     addresses = []
     for i, array in enumerate(extras.flat):
         if array is None:
-            infos.append(None)
-            addresses.append(0)
-            continue
-        if not isinstance(array, _ndarray):
+            info, address = None, 0
+        elif isinstance(array, _ndarray):
+            data, dtype = array.data, array.dtype
+            address = data.ptr
+            if data.device_id != device_id or address % dtype.itemsize:
+                return None
+            info = array.shape, array.strides, dtype
+        else:
             kinds = getattr(array, "kinds", None) if i == _BLOCK_MASK else None
             if not isinstance(kinds, _ndarray) or kinds.data.device_id != device_id:
                 return None
-            infos.append(array.key)
-            addresses.append(0)
-            continue
-        data, dtype = array.data, array.dtype
-        address = data.ptr
-        if data.device_id != device_id or address % dtype.itemsize:
-            return None
-        infos.append((array.shape, array.strides, dtype))
+            info, address = array.key, 0
+        infos.append(info)
         addresses.append(address)
     return tuple(infos), tuple(addresses)
 
@@ -303,14 +299,13 @@ def _is_legal(
     extras: Ints,
 ) -> bool:
     """Whether elements are where they may be, and so is `out`."""
-    size = q.itemsize
     addresses = q.data.ptr, k.data.ptr, v.data.ptr
     if any(address % x.itemsize for address, x in zip(addresses, (q, k, v), strict=True)):
         return False
     return out is None or (
         out.dtype == q.dtype
         and out.data.device_id == device_id
-        and out.data.ptr % size == 0
+        and out.data.ptr % q.itemsize == 0
         and call.is_apart(out.data.ptr, *addresses, *extras)
     )
 

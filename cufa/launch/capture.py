@@ -12,21 +12,21 @@ def is_capturing() -> bool:
     return cupy.cuda.get_current_stream().is_capturing()
 
 
-def no_place(what: str, way_out: str) -> ValueError:
-    """Return the error of a captured call that needs memory which is free after it.
+def refuse_memory(what: str, way_out: str) -> None:
+    """Raise an error in a capture, where a call needs memory that is free after it.
 
     Parameters
     ----------
     what, way_out : str
         The beginning of the message, and its end.
     """
-    return ValueError(
-        f"{what}, for which a call that is captured into a CUDA graph has no place: {way_out}"
-    )
+    if is_capturing():
+        raise ValueError(
+            f"{what}, for which a call that is captured into a CUDA graph has no place: {way_out}"
+        )
 
 
 def refuse_copy(name: str, array: Array, way_out: str) -> None:
-    """Raise the error of `no_place` in a capture, where an array would be copied."""
-    if is_capturing():
-        what = f"{name} (shape {array.shape}, strides {array.strides}) would be copied"
-        raise no_place(what, way_out)
+    """Raise an error in a capture, where an array would be copied."""
+    what = f"{name} (shape {array.shape}, strides {array.strides}) would be copied"
+    refuse_memory(what, way_out)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.auxiliary import address, prepared
-from cufa.launch.launch import PreparedLaunch
+from cufa.launch.launch import Launch
 from cufa.specs.clear_rows import ROWS, SPEC
 from cufa.specs.instance import Instance
 
@@ -56,7 +56,7 @@ def clear_rows(
 @functools.lru_cache(maxsize=128)
 def _prepared(
     device_id: int, row_bytes: int, rows: int, heads: int, sequences: int, max_seqlen: int
-) -> PreparedLaunch:
+) -> Launch:
     """Return a launch on a device, the current one, that is given the addresses."""
     parameter = np.zeros(1, SPEC.params)
     parameter[0] = 0, 0, 0, 0, row_bytes // _WORD, rows, heads, sequences, max_seqlen

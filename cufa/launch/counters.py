@@ -112,8 +112,7 @@ _of_device: dict[int, Counters] = {}
 
 def of_device(device_id: int) -> Counters:
     """Return the counters of a device."""
-    counters = _of_device.get(device_id)
-    return counters or _of_device.setdefault(device_id, Counters(device_id))
+    return _of_device.get(device_id) or _of_device.setdefault(device_id, Counters(device_id))
 
 
 def refill() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.launch.append import in_rows
-from cufa.launch.auxiliary import prepared, table, tensor
+from cufa.launch.auxiliary import prepared, tensor
 from cufa.problem.tokens import Held
 from cufa.quantized.rows import kind_of
 from cufa.specs.expand8 import CHUNK, SPEC
@@ -21,18 +21,18 @@ def expand(held: Held, out: Array) -> None:
     ----------
     held : Held
         Rows go on in memory to whole chunks of 16 bytes.
-    out : cupy.ndarray, (batch, heads_kv, length, columns)
-        Columns are contiguous, and whole chunks as well.
+    out : cupy.ndarray, (batch, heads_kv, length, head_dim)
+        Rows are contiguous, and go on in memory to whole chunks as well.
     """
-    batch, heads, seq, columns = out.shape
+    batch, heads, seq, dim = out.shape
     if not out.size:
         return
     parameter = np.zeros(1, SPEC.params)
-    p, chunks = parameter[0], columns // CHUNK
+    p, chunks = parameter[0], -(-dim // CHUNK)
     tensors = {"values": held.values, "scales": held.scales, "mean": held.mean, "out": out}
     for name, array in tensors.items():
         p[name] = tensor(array)
-    p["table"], p["table_stride"] = table(held.block_table)
+    p["table"], p["table_stride"], *_ = tensor(held.block_table)
     p["heads"], p["seq"], p["chunks"] = heads, seq, chunks
     p["pages"], _, p["page_size"], p["dim"] = held.values.shape
     instance = Instance(SPEC.name, (out.dtype.name,), (kind_of(held.values).is_integer,))

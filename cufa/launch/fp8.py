@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cufa import device as devices
 from cufa.arrays import Array, Ints
-from cufa.compiler import jit
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
-from cufa.launch.by_name import NamedLayout, numbers
-from cufa.launch.launch import PreparedLaunch, launcher
-from cufa.launch.params import encoded_map
+from cufa.launch.auxiliary import prepared
+from cufa.launch.launch import Launch
+from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
 from cufa.remembered import remember
-from cufa.specs.fp8_wgmma import KEYS, SPEC, parameter
+from cufa.specs.fp8_wgmma import KEYS, parameter
 from cufa.specs.kv import LENGTHS
-from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.tile import panel_columns
 
 _PREPARED = 128  # calls that are remembered
-_TENSORS = ("maps.q", "maps.k", "maps.v", "params.o.data", "params.lse")
-_SCALES = ("kv.scales_q.data", "kv.scales_k.data", "kv.scales_v.data")
-_ADDRESSES = *_TENSORS, *_SCALES
+_ADDRESSES = (
+    *("maps.q", "maps.k", "maps.v", "params.o.data", "params.lse"),
+    *("kv.scales_q.data", "kv.scales_k.data", "kv.scales_v.data"),
+)
 
 # To TMA, two bytes are a number of 16 bits; and as many rows of Q come at once.
 _TWO_BYTES, _PAIR, _ROWS = "float16", 2, 64
@@ -69,7 +67,7 @@ class Operands(NamedTuple):
     v: Operand
 
 
-_prepared: dict[Key, PreparedLaunch] = {}
+_prepared: dict[Key, Launch] = {}
 
 
 def attention(
@@ -129,38 +127,26 @@ def _made(
     extras: Extras,
     ndim: int,
     device_id: int,
-) -> PreparedLaunch:
+) -> Launch:
     """Return the launch of calls like this one."""
-    device, tile, kv = devices.of_id(device_id), plan.tile, problem.kv
-    columns, columns_v = operands.q.values.shape[3], operands.v.values.shape[3]
-    variant = TemplateArguments(
-        *(SPEC.name, problem.dtype, columns, columns_v, tile.bm, tile.bn, tile.stages),
-        *(tile.threads // 32, 1),
-        score=problem.score,
-        kv=kv,
-    )
-    layout = NamedLayout(variant, parameter(problem.score, kv))
-    arrays = {**{name: each.values for name, each in operands._asdict().items()}, "o": out}
-    steps = {
-        name: [step // array.itemsize for step in array.strides[:3]]
-        for name, array in arrays.items()
-    }
-    known = numbers(problem, plan.q_tiles, plan.section_heads, steps)
-    known["late_rows"] = plan.late_rows
-    reads = problem.reads
-    strides = placed(reads, ndim, problem.sizes, extras) if reads else ()
-    of_scales = [number for each in operands for number in (0, *each.numbers)]
-    content = _maps(operands, tile.bn) + layout.filled(known, problem, strides, last=of_scales)
+    score, kv = problem.score, problem.kv
+    layout = Layout(parameter(score, kv), score, kv)
+    arrays = {"o": out, **{name: each.values for name, each in operands._asdict().items()}}
+    sections = plan.q_tiles, plan.section_heads, plan.late_rows
+    known = numbers_of_params(problem, *sections) | steps_of(problem, arrays)
+    known |= layout.of_score(problem, placed(problem.reads, ndim, problem.sizes, extras))
+    for name, each in operands._asdict().items():
+        known[f"scales_{name}.stride"], known[f"scales_{name}.block_log2"] = each.numbers
+    content = _maps(operands, plan.tile.bn) + layout.filled(known)
     tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
-    if (is_uneven(problem.score) or kv in LENGTHS) and tiles > 2 * plan.grid:
+    if (is_uneven(score) or kv in LENGTHS) and tiles > 2 * plan.grid:
         drawn = counters.of_device(device_id)  # blocks draw the tiles that wait for them
         drawn.reserve()
         memory = layout.words["params.tiles_drawn"], drawn.take
-    function = jit.kernel(plan.variant, device, device_id)
-    launch = launcher(function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
-    places = layout.places(_ADDRESSES, len(_ADDRESSES), extras)
-    return PreparedLaunch(launch, content, places, memory)
+    addresses = ((name, i) for i, name in enumerate(_ADDRESSES))
+    places = layout.places(addresses, len(_ADDRESSES), extras)
+    return prepared(plan.variant, plan.grid, content, places, plan.block, memory)
 
 
 def _maps(operands: Operands, bn: int) -> bytes:

@@ -13,9 +13,11 @@ from cufa.launch.signature import AddressSlot
 Memory = tuple[int, Callable[[], Any]]
 """A word of the parameter, and what returns the address of memory for one launch, or its owner."""
 
-
 Launcher = Callable[[Buffer], None]
 """Launches a kernel whose parameter is in a buffer."""
+
+Launch = Callable[..., None]
+"""Launches a kernel, or several, on the current stream, with the addresses that it is given."""
 
 
 def launcher(function: Any, grid: tuple[int, int, int], threads: int, smem_bytes: int) -> Launcher:
@@ -36,42 +38,29 @@ def launcher(function: Any, grid: tuple[int, int, int], threads: int, smem_bytes
     return lambda buffer: function(grid, block, buffer.args, smem_bytes)
 
 
-class PreparedLaunch:
-    """A launch whose parameter is complete but for addresses.
+def prepared_launch(
+    launch: Launcher,
+    parameter: Any,
+    places: tuple[AddressSlot, ...] = (),
+    memory: Memory | None = None,
+) -> Launch:
+    """Return a launch whose parameter is complete but for addresses.
 
     Parameters
     ----------
     launch : callable
         As in `launcher`.
     parameter : bytes-like
-        The kernel's one parameter.
+        The kernel's one parameter; what is in the places of addresses means nothing.
     places : tuple of AddressSlot
         Where addresses go.
     memory : (int, callable), optional
         See `Memory`.
     """
+    content = bytes(parameter)
+    nbytes = len(content)
 
-    __slots__ = ("_constants",)
-
-    def __init__(
-        self,
-        launch: Launcher,
-        parameter: Any,
-        places: tuple[AddressSlot, ...] = (),
-        memory: Memory | None = None,
-    ) -> None:
-        content = bytes(parameter)
-        self._constants = launch, content, len(content), places, memory
-
-    @property
-    def parameter(self) -> bytes:
-        """The kernel's one parameter; what is in the places of addresses means nothing."""
-        _, content, *_ = self._constants
-        return content
-
-    def __call__(self, *addresses: int) -> None:
-        """Launch on the current stream, with these addresses in their places."""
-        launch, content, nbytes, places, memory = self._constants
+    def launched(*addresses: int) -> None:
         buffer = taken_buffer()
         buffer.bytes[:nbytes] = content
         words = buffer.words
@@ -87,21 +76,4 @@ class PreparedLaunch:
         if low:
             refill()
 
-
-class Launches:
-    """Launches one after the other, of the same addresses.
-
-    Parameters
-    ----------
-    each : tuple of PreparedLaunch
-    """
-
-    __slots__ = ("_each",)
-
-    def __init__(self, each: tuple[PreparedLaunch, ...]) -> None:
-        self._each = each
-
-    def __call__(self, *addresses: int) -> None:
-        """Launch all on the current stream, with these addresses in their places."""
-        for launch in self._each:
-            launch(*addresses)
+    return launched

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from cufa.arrays import Ints
 from cufa.features.parts import is_uneven
 from cufa.launch import counters, scratch
 from cufa.launch.decode import DecodeLayout
-from cufa.launch.launch import Launcher, Memory, PreparedLaunch, launcher
-from cufa.launch.params import (
-    AttentionLayout,
-    FourInts,
-    Ints,
-    ParameterLayout,
-    PlanNumbers,
-    encoded_map,
-)
+from cufa.launch.launch import Launch, Launcher, Memory, launcher, prepared_launch
+from cufa.launch.params import AttentionLayout, FourInts, ParameterLayout, encoded_map
 from cufa.planner.decode import DecodePlan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
@@ -33,25 +26,8 @@ _ROWS = 64  # of a box of Q or of O: a warpgroup's
 _PLANS = 1024  # of a variant, whose launches are remembered
 _MAPS = 1024  # tensor maps of a variant that are remembered
 
-_Described = tuple[Ints, Ints, tuple[int, int, int]]
-"""A tensor map: shape and strides of the array; heads, rows and columns of a box."""
-
-
-class _Planned(NamedTuple):
-    """The part of a launch that is the same for all lengths of a plan.
-
-    Attributes
-    ----------
-    plan : Plan or DecodePlan
-    numbers : PlanNumbers
-    launch : Launcher
-    memory : Memory, optional
-    """
-
-    plan: Plan | DecodePlan
-    numbers: PlanNumbers
-    launch: Launcher
-    memory: Memory | None
+_Planned = tuple[list[float], Launcher, Memory | None, Plan | DecodePlan]
+"""The part of a launch that is the same for all lengths of a plan: numbers, and how it runs."""
 
 
 class LoadedKernel:
@@ -78,12 +54,11 @@ class LoadedKernel:
         self._function = function
         self._layout: ParameterLayout
         self._layout = DecodeLayout(variant) if kernel.decodes else AttentionLayout(variant)
-        self._places = self._layout.places(extras)
+        self._places = self._layout.places_of(extras)
         self._scratch = scratch.of_device(device_id)
         self._counters = counters.of_device(device_id)
-        self._columns = panel_columns(variant.head_dim)
-        self._columns_v = panel_columns(variant.head_dim_v)
-        self._maps: dict[_Described, bytes] = {}
+        self._columns = panel_columns(variant.head_dim), panel_columns(variant.head_dim_v)
+        self._maps: dict[tuple[Ints, Ints, Ints], bytes] = {}
         self._planned: dict[Ints, _Planned] = {}
         # Blocks draw the tiles that wait for them, see kernels/scheduler_sm90.cuh.
         uneven = is_uneven(variant.score) or variant.kv in LENGTHS
@@ -98,7 +73,7 @@ class LoadedKernel:
         address: int,
         numbers: tuple[Ints, ...],
         extras: Extras,
-    ) -> PreparedLaunch:
+    ) -> Launch:
         """Return a launch that is given the addresses of q, k, v, the result, its LSE and extras.
 
         Parameters
@@ -116,11 +91,11 @@ class LoadedKernel:
         extras : Extras
             Shapes, strides and dtypes of these arrays.
         """
-        planned = self._of_plan(plan, problem)
-        content = self._layout.filled(planned.numbers, problem, strides, numbers, extras)
+        of_plan, launch, memory, _ = self._of_plan(plan, problem)
+        content = self._layout.of_call(of_plan, problem, strides, numbers, extras)
         if self.tma:
             content = self._maps_of(plan, shapes, strides, address) + content
-        return PreparedLaunch(planned.launch, content, self._places, planned.memory)
+        return prepared_launch(launch, content, self._places, memory)
 
     def _of_plan(self, plan: Plan | DecodePlan, problem: Problem) -> _Planned:
         """Return what all launches of a plan have in common; made once."""
@@ -130,25 +105,19 @@ class LoadedKernel:
         if planned is None:
             launch = launcher(self._function, (plan.grid, 1, 1), plan.block, plan.smem_bytes)
             numbers, memory = self._layout.of_plan(plan, problem), self._memory(plan, problem)
-            planned = _Planned(plan, numbers, launch, memory)
-            remember(self._planned, key, planned, _PLANS)
+            planned = remember(self._planned, key, (numbers, launch, memory, plan), _PLANS)
         return planned
 
     def _memory(self, plan: Plan | DecodePlan, problem: Problem) -> Memory | None:
         """Return what gives the blocks of each launch the memory that they share, if they do."""
-        take: Callable[[], Any]
+        word = self._layout.memory_word
         if isinstance(plan, DecodePlan):
             floats = plan.partial_floats
-            if not floats:
-                return None
-            take = partial(self._scratch.take, floats)
-        else:
-            tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
-            # With fewer, each block has its own: see next_tile in kernels/scheduler_sm90.cuh.
-            if not (self._draws_tiles and tiles > 2 * plan.grid):
-                return None
-            take = self._counters.take
-        return self._layout.memory_word, take
+            return (word, partial(self._scratch.take, floats)) if floats else None
+        tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
+        # With fewer, each block has its own: see next_tile in kernels/scheduler_sm90.cuh.
+        draws = self._draws_tiles and tiles > 2 * plan.grid
+        return (word, self._counters.take) if draws else None
 
     def _maps_of(
         self, plan: Plan | DecodePlan, shapes: FourInts, strides: FourInts, address: int
@@ -156,36 +125,25 @@ class LoadedKernel:
         """Return the tensor maps of q, k, v and the result; arguments as in `prepared`."""
         assert isinstance(plan, Plan)
         (q, k, v, out), (of_q, of_k, of_v, of_out) = shapes, strides
-        columns, columns_v = self._columns, self._columns_v
-        keys = 1, self.variant.bn, columns
-        rows = plan.pack, _ROWS, columns
-        map_q = self._map(address, q, of_q, rows)
-        map_k = self._map(address, k, of_k, keys)
+        pack, bn, (columns, columns_v) = plan.pack, self.variant.bn, self._columns
+        map_out = map_q = self._map(address, q, of_q, (pack, _ROWS, columns))
+        map_v = map_k = self._map(address, k, of_k, (1, bn, columns))
         # V often lies as K does, and O as Q
         alike = columns == columns_v
-        if alike and k == v and of_k == of_v:
-            map_v = map_k
-        else:
-            map_v = self._map(address, v, of_v, (*keys[:2], columns_v))
-        if alike and q == out and of_q == of_out:
-            map_out = map_q
-        else:
-            map_out = self._map(address, out, of_out, (*rows[:2], columns_v))
+        if not alike or k != v or of_k != of_v:
+            map_v = self._map(address, v, of_v, (1, bn, columns_v))
+        if not alike or q != out or of_q != of_out:
+            map_out = self._map(address, out, of_out, (pack, _ROWS, columns_v))
         return b"".join((map_q, map_k, map_v, map_out))
 
-    def _map(self, address: int, shape: Ints, strides: Ints, box: tuple[int, int, int]) -> bytes:
+    def _map(self, address: int, shape: Ints, strides: Ints, box: Ints) -> bytes:
         """Return the tensor map of an array, which often lies as one before.
 
-        Parameters
-        ----------
-        address : int
-        shape, strides : tuple of int
-        box : tuple of int
-            Its heads, rows and columns.
+        A box has a number of heads, rows and columns.
         """
         described = shape, strides, box
         encoded = self._maps.get(described)
         if encoded is None:
-            encoded = encoded_map(self.variant.dtype, address, shape, strides, box)
+            encoded = encoded_map(self.variant.dtype, address, *described)
             remember(self._maps, described, encoded, _MAPS)
         return encoded

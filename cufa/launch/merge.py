@@ -8,9 +8,11 @@ import numpy as np
 
 from cufa.arrays import ALIGNMENT, Array
 from cufa.launch.auxiliary import address, are_aligned, prepared, tensor
-from cufa.launch.capture import is_capturing, no_place
+from cufa.launch.capture import refuse_memory
 from cufa.specs.instance import Instance
 from cufa.specs.merge import MAX_PARTS, PART, SPEC
+
+_WAY_OUT = "give fewer, contiguous arrays"
 
 
 def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) -> None:
@@ -31,12 +33,12 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
         lse[...] = -np.inf  # of no rows, or of rows of no elements
         return
     if len(outs) > MAX_PARTS:
-        _refuse_in_capture("outs", f"the addresses of more than {MAX_PARTS}")
+        refuse_memory(f"outs: the addresses of more than {MAX_PARTS} would need memory", _WAY_OUT)
     outs = _alike("outs", outs, rows=True)
     lses = _alike("lses", lses, rows=False)
     direct = out.shape[3] == 1 or out.strides[3] == out.itemsize
     if not direct:
-        _refuse_in_capture("out", f"of strides {out.strides} the result")
+        refuse_memory(f"out: of strides {out.strides} the result would need memory", _WAY_OUT)
     written = out if direct else cupy.empty(out.shape, out.dtype)
     parts = np.zeros(len(outs), PART)
     parts["out"], parts["lse"] = ([x.data.ptr for x in arrays] for arrays in (outs, lses))
@@ -44,9 +46,8 @@ def merge(outs: Sequence[Array], lses: Sequence[Array], out: Array, lse: Array) 
     parameter = np.zeros(1, SPEC.params)
     p = parameter[0]
     p["out"], p["lse"], p["others"] = address(written), address(lse), address(others)
-    for name, array in (("of_out", written), ("of_parts", outs[0]), ("of_part_lses", lses[0])):
-        _, *steps = tensor(array)
-        p[name] = tuple(steps)
+    steps = (tensor(array)[1:] for array in (written, outs[0], lses[0]))
+    p["of_out"], p["of_parts"], p["of_part_lses"] = steps
     _, p["heads"], p["seq"], p["head_dim"] = out.shape
     p["rows"], p["parts"] = lse.size, len(outs)
     p["part"][: len(parts)] = parts[:MAX_PARTS]
@@ -69,12 +70,7 @@ def _alike(name: str, arrays: Sequence[Array], rows: bool) -> Sequence[Array]:
         rows and first.shape[3] > 1 and first.strides[3] != first.itemsize
     ):
         return arrays
-    copied = [array for array in arrays if not array.flags.c_contiguous]
-    if copied:
-        _refuse_in_capture(name, f"of shape {first.shape} have different strides, and copies")
+    if not all(array.flags.c_contiguous for array in arrays):
+        what = f"{name}: of shape {first.shape} have different strides, and copies"
+        refuse_memory(f"{what} would need memory", _WAY_OUT)
     return [cupy.ascontiguousarray(array) for array in arrays]
-
-
-def _refuse_in_capture(name: str, what: str) -> None:
-    if is_capturing():
-        raise no_place(f"{name}: {what} would need memory", "give fewer, contiguous arrays")

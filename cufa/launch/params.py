@@ -7,10 +7,11 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from cufa.arrays import Array, Ints
 from cufa.compiler.dependent import Passed
 from cufa.dtypes import DTYPES, kv_bytes
 from cufa.features.dropout import SEED
@@ -25,112 +26,29 @@ from cufa.specs import KERNELS
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS_ALIGNMENT
 from cufa.specs.structs import numbers_of
-from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
 
 _LARGEST = 4096  # bytes, of a kernel's parameters
 _TINY = float(np.finfo(np.float32).tiny)
 LOG2_E = math.log2(math.e)
 
-Ints = tuple[int, ...]
 FourInts = tuple[Ints, ...]
 """Shapes or strides of q, k, v and the result."""
 
 
-class ScoreLayout:
-    """Where the numbers of a score's parts, and of lengths, are in the parameter of a variant.
-
-    Parameters
-    ----------
-    variant : TemplateArguments
-    dtype : dtype
-        Dtype of the parameter.
-
-    Attributes
-    ----------
-    places : tuple of (int, int)
-        Where the addresses of further arrays are, in 64-bit words, and which of them goes there:
-        first come `cufa.features.parts.ARRAYS`, then those of lengths, then those of a caller's own
-        expressions; the last one is the seed.
-    """
-
-    def __init__(self, variant: TemplateArguments, dtype: np.dtype) -> None:
-        offsets = {name: offset for name, offset, _ in numbers_of(dtype)}
-        parts = [part_named(name) for name in variant.score]
-        self._tile = variant.bm, variant.bn
-        self._reads = [part for part in parts if part.reads]
-        lengths = LENGTHS.get(variant.kv, ())
-        self._lengths = [number.name for number in lengths if number.dtype == "u8"]
-        self._sizes = [number.name for number in lengths if number.dtype != "u8"]
-        further = (*(number for part in parts for number in part.numbers), *lengths)
-        self._names = tuple(number.name for number in further)
-        number = itertools.count(len(ARRAYS))
-        places = [(offsets[f"kv.{name}"] // 8, next(number)) for name in self._lengths]
-        for part in self._reads:
-            for address in part.addresses:
-                which = ARRAYS.index(part.argument) if part.axes else next(number)
-                places.append((offsets[f"{part.name}.{address}"] // 8, which))
-        if "Dropout" in variant.score:
-            places.append((offsets[f"Dropout.{SEED}"] // 8, -1))
-        self.places = tuple(places)
-
-    def placed(self, first: int, extras: Extras) -> tuple[AddressSlot, ...]:
-        """Return where the addresses of extras go, of which `first` is the number of the first."""
-        return tuple(
-            (word, which if which < 0 else first + extras.place(which))
-            for word, which in self.places
-        )
-
-    def values(
-        self,
-        problem: Problem,
-        strides: tuple[Ints, ...],
-        more: Mapping[str, float] = MappingProxyType({}),
-    ) -> list[float]:
-        """Return the numbers, in order; addresses are 0.
-
-        Parameters
-        ----------
-        problem : Problem
-        strides : tuple of tuple of int
-            Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
-        more : mapping
-            Parameters of parts that are not of the problem, by name.
-        """
-        if not self._names:
-            return []
-        arrays = dict.fromkeys([*self._lengths, SEED], 0)
-        for part, numbers in zip(self._reads, strides, strict=True):
-            if part.name == BLOCKS:
-                numbers = self._of_lists(problem, numbers)
-            names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
-            arrays |= dict(zip(names, numbers, strict=True))
-        sizes = {name: getattr(problem, name) for name in self._sizes}
-        known = {**sizes, **problem.numbers, **arrays, **more}
-        return [known[name] for name in self._names]
-
-    def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
-        """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""
-        _, batch, heads = lengths
-        of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
-        return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
-
-
-class PlanNumbers(NamedTuple):
-    """The numbers in a parameter that are those of a plan, before and behind the lengths."""
-
-    before_lengths: tuple[float, ...]
-    behind_lengths: tuple[float, ...]
-
-
 class Layout:
-    """Where the numbers of a parameter are.
+    """Where the numbers of a parameter are, each of which has a name.
 
     Parameters
     ----------
-    variant : TemplateArguments
     dtype : dtype
         Dtype of the parameter.
+    score : tuple of str
+        The parts of the score.
+    kv : str
+        How Q, K and V are found.
+    tile : tuple of int
+        Rows and keys of a tile, for scores with a `cufa.BlockMask`.
 
     Attributes
     ----------
@@ -140,50 +58,130 @@ class Layout:
         Offsets of all numbers by name, in 64-bit words.
     """
 
-    def __init__(self, variant: TemplateArguments, dtype: np.dtype) -> None:
+    def __init__(
+        self, dtype: np.dtype, score: tuple[str, ...], kv: str, tile: tuple[int, int] = (0, 0)
+    ) -> None:
         numbers = {name: (offset, kind) for name, offset, kind in numbers_of(dtype)}
         self.start, _ = numbers["params.q.data"]
         self.words = {name: offset // 8 for name, (offset, _) in numbers.items()}
-        self._numbers = packed(numbers.values(), self.start, dtype.itemsize)
-        self._score = ScoreLayout(variant, dtype)
+        self._struct = _packed(numbers.values(), self.start, dtype.itemsize)
+        # In `filled`, the name of a number is without its struct.
+        names = (name.split(".", 1)[1] for name in numbers if not name.startswith("maps."))
+        self._places = {name: place for place, name in enumerate(names)}
+        self._tile = tile
+        parts = [part_named(name) for name in score]
+        self._reads = [part for part in parts if part.reads]
+        lengths = LENGTHS.get(kv, ())
+        self._sizes = [number.name for number in lengths if number.dtype != "u8"]
+        of_parts = (number for part in parts for number in part.numbers)
+        self._own = [*(x.name for x in of_parts if x.dtype != "u8"), *self._sizes]
+        # Of arrays besides tensors: `ARRAYS`, lengths, those of a caller's own expressions, a seed.
+        which = itertools.count(len(ARRAYS))
+        more = [(f"kv.{number.name}", next(which)) for number in lengths if number.dtype == "u8"]
+        for part in self._reads:
+            for address in part.addresses:
+                of_part = ARRAYS.index(part.argument) if part.axes else next(which)
+                more.append((f"{part.name}.{address}", of_part))
+        if "Dropout" in score:
+            more.append((f"Dropout.{SEED}", -1))
+        self._more = more
+
+    def places(
+        self, addresses: Iterable[tuple[str, int]], first: int, extras: Extras
+    ) -> tuple[AddressSlot, ...]:
+        """Return where addresses go, which each launch is given.
+
+        Parameters
+        ----------
+        addresses : iterable of (str, int)
+            Numbers, and which of a launch's addresses each is; those that the parameter lacks are
+            left out.
+        first : int
+            Which of its addresses is the first of those of extras.
+        extras : Extras
+            The extras of all launches.
+        """
+        of_extras = (
+            (name, which if which < 0 else first + extras.place(which))
+            for name, which in self._more
+        )
+        named = (*addresses, *of_extras)
+        return tuple((self.words[name], which) for name, which in named if name in self.words)
+
+    def numbers(self, known: Mapping[str, float]) -> list[float]:
+        """Return all numbers in order, by name: 0 for addresses, and for those that are unknown."""
+        return [known.get(name, 0) for name in self._places]
+
+    def filled(self, known: Mapping[str, float]) -> bytes:
+        """Return what follows tensor maps, of numbers by name, as `numbers`."""
+        return self._struct.pack(*self.numbers(known))
+
+    def of_score(
+        self,
+        problem: Problem,
+        strides: tuple[Ints, ...],
+        more: Mapping[str, float] = MappingProxyType({}),
+    ) -> dict[str, float]:
+        """Return the numbers of a score's parts, and of lengths, by name.
+
+        Parameters
+        ----------
+        problem : Problem
+        strides : tuple of tuple of int
+            Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
+        more : mapping
+            Numbers of parts that are not of the problem, by name.
+        """
+        if not self._own:
+            return {}
+        sizes = {name: getattr(problem, name) for name in self._sizes}
+        found = {**sizes, **problem.numbers, **more}
+        for part, numbers in zip(self._reads, strides, strict=True):
+            if part.name == BLOCKS:
+                numbers = self._of_lists(problem, numbers)
+            names = [number.name for number in part.numbers[len(part.numbers) - len(numbers) :]]
+            found |= dict(zip(names, numbers, strict=True))
+        return {name: found[name] for name in self._own}
+
+    def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
+        """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""
+        _, batch, heads = lengths
+        of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
+        return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
 
 
 class ParameterLayout(Layout):
-    """Where what differs from call to call is in the parameter of a variant, whatever its kernel.
+    """The layout of a variant's parameter, of which little differs from call to call.
 
     Parameters
     ----------
     variant : Variant
-    tensors : sequence of (str, int)
+    addresses : sequence of (str, int)
         The numbers that are addresses of tensors, and which of a launch's addresses each is.
     memory : str
         The number that is the address of memory which the blocks of a launch share.
 
     Attributes
     ----------
+    addresses : sequence of (str, int)
     memory_word : int
-        The word of that number.
+        The word of `memory`.
     """
 
-    def __init__(self, variant: Variant, tensors: Sequence[tuple[str, int]], memory: str) -> None:
-        super().__init__(variant, variant.parameter)
-        self.memory_word = self.words[memory]
-        self._tensors = tuple((self.words[name], which) for name, which in tensors)
+    def __init__(self, variant: Variant, addresses: Sequence[tuple[str, int]], memory: str) -> None:
+        tile = variant.bm, variant.bn
+        super().__init__(variant.parameter, variant.score, variant.kv, tile)
+        self.addresses, self.memory_word = addresses, self.words[memory]
         self._itemsize = DTYPES[variant.dtype].bytes
         self._kv_itemsize = kv_bytes(variant.dtype, KERNELS[variant.kernel].kv_dtype)
+        self._lengths = slice(self._places["seq_q"], self._places["seq_kv"] + 1)
 
-    def places(self, extras: Extras) -> tuple[AddressSlot, ...]:
-        """Return where the addresses of tensors and extras go, which each launch is given.
+    def places_of(self, extras: Extras) -> tuple[AddressSlot, ...]:
+        """Return where the addresses of tensors and extras go, as `places`."""
+        return self.places(self.addresses, TENSORS, extras)
 
-        Parameters
-        ----------
-        extras : Extras
-            The extras of all launches.
-        """
-        return *self._tensors, *self._score.placed(TENSORS, extras)
-
-    def of_plan(self, plan: Any, problem: Problem) -> PlanNumbers:
-        """Return the numbers that all launches of a plan have in common.
+    def of_plan(self, plan: Any, problem: Problem) -> list[float]:
+        """Return the numbers that all launches of a plan have in common, as `numbers`.
 
         Parameters
         ----------
@@ -194,71 +192,44 @@ class ParameterLayout(Layout):
         """
         raise NotImplementedError
 
-    def filled(
+    def of_call(
         self,
-        of_plan: PlanNumbers,
+        of_plan: list[float],
         problem: Problem,
         strides: FourInts,
-        numbers: tuple[Ints, ...] = (),
+        of_arrays: tuple[Ints, ...] = (),
         extras: Extras = NO_EXTRAS,
     ) -> bytes:
         """Return what follows tensor maps: all numbers; addresses are 0.
 
         Parameters
         ----------
-        of_plan : PlanNumbers
+        of_plan : list
         problem : Problem
         strides : tuple of tuple of int
             Strides of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
-        numbers : tuple of tuple of int
+        of_arrays : tuple of tuple of int
             Strides of the arrays that parts of the score read; see `cufa.problem.extras.placed`.
         extras : Extras
             Shapes, strides and dtypes of arrays.
         """
-        return self._numbers.pack(
-            *self._of_tensors(strides),
-            *of_plan.before_lengths,
-            problem.seq_q,
-            problem.seq_kv,
-            *of_plan.behind_lengths,
-            *self._of_scales(extras),
-            *self._score.values(problem, numbers),
-            *self._of_table(problem, extras),
+        (q, q1, q2, _), (k, k1, k2, _), (v, v1, v2, _), (o, o1, o2, _) = strides
+        size, of_kv, numbers = self._itemsize, self._kv_itemsize, of_plan.copy()
+        numbers[:16] = (  # Tensors come first.
+            *(0, q // size, q1 // size, q2 // size, 0, k // of_kv, k1 // of_kv, k2 // of_kv),
+            *(0, v // of_kv, v1 // of_kv, v2 // of_kv, 0, o // size, o1 // size, o2 // size),
         )
+        numbers[self._lengths] = problem.seq_q, problem.seq_kv
+        if self._own or extras is not NO_EXTRAS:
+            for name, number in self.of_extras(problem, of_arrays, extras).items():
+                numbers[self._places[name]] = number
+        return self._struct.pack(*numbers)
 
-    def _of_scales(self, extras: Extras) -> Ints:
-        """Return the numbers of the scales of K and V, if the kernel has them."""
-        return ()
-
-    def _of_table(self, problem: Problem, extras: Extras) -> Ints:
-        """Return the numbers of a block table, if the kernel has one."""
-        return ()
-
-    def _of_tensors(self, strides: FourInts) -> Ints:
-        """Return addresses, which are 0, and steps in elements."""
-        size, of_kv, (of_q, of_k, of_v, of_out) = self._itemsize, self._kv_itemsize, strides
-        q_batch, q_head, q_seq, _ = of_q
-        k_batch, k_head, k_seq, _ = of_k
-        v_batch, v_head, v_seq, _ = of_v
-        o_batch, o_head, o_seq, _ = of_out
-        return (
-            0,
-            q_batch // size,
-            q_head // size,
-            q_seq // size,
-            0,
-            k_batch // of_kv,
-            k_head // of_kv,
-            k_seq // of_kv,
-            0,
-            v_batch // of_kv,
-            v_head // of_kv,
-            v_seq // of_kv,
-            0,
-            o_batch // size,
-            o_head // size,
-            o_seq // size,
-        )
+    def of_extras(
+        self, problem: Problem, of_arrays: tuple[Ints, ...], extras: Extras
+    ) -> dict[str, float]:
+        """Return the numbers of arrays besides tensors, and of the score, by name."""
+        return self.of_score(problem, of_arrays)
 
 
 class AttentionLayout(ParameterLayout):
@@ -275,33 +246,54 @@ class AttentionLayout(ParameterLayout):
     def __init__(self, variant: Variant) -> None:
         spec = KERNELS[variant.kernel]
         address_of = "maps.{}" if spec.tma else "params.{}.data"
-        tensors = [(address_of.format(name), i) for i, name in enumerate("qkvo")]
-        tensors += [("params.o.data", 3)] * spec.tma + [("params.lse", 4)]
-        tensors += [("params.workspace", TENSORS)] * bool(spec.workspace)
-        super().__init__(variant, tensors, "params.tiles_drawn")
+        addresses = [(address_of.format(name), i) for i, name in enumerate("qkvo")]
+        addresses += [("params.o.data", 3)] * spec.tma + [("params.lse", 4)]
+        addresses += [("params.workspace", TENSORS)] * bool(spec.workspace)
+        super().__init__(variant, addresses, "params.tiles_drawn")
 
-    def of_plan(self, plan: Plan, problem: Problem) -> PlanNumbers:
+    def of_plan(self, plan: Plan, problem: Problem) -> list[float]:
         """As in `ParameterLayout`."""
-        heads_q = problem.heads_q
-        pack = plan.pack  # to the kernel, heads whose rows are packed are one
-        lse = workspace = tiles_drawn = 0  # addresses
-        return PlanNumbers(
-            (
-                *(lse, workspace, tiles_drawn),
-                scale_log2(problem.scale),
-                heads_q // pack,
-                heads_q // problem.heads_kv // pack,
-            ),
-            (
-                problem.head_dim,
-                problem.head_dim_v,
-                plan.q_tiles,
-                problem.batch * heads_q // pack,
-                plan.section_heads,
-                plan.late_rows,
-                pack.bit_length() - 1,  # a power of two
-            ),
-        )
+        sections = plan.q_tiles, plan.section_heads, plan.late_rows
+        return self.numbers(numbers_of_params(problem, *sections, plan.pack))
+
+
+def numbers_of_params(
+    problem: Problem, q_tiles: int, section_heads: int, late_rows: int = 0, pack: int = 1
+) -> dict[str, float]:
+    """Return the numbers of ``Params`` of ``kernels/params.cuh``, but for those of tensors.
+
+    Parameters
+    ----------
+    problem : Problem
+        With a scale that is not negative.
+    q_tiles, section_heads, late_rows, pack : int
+        As in its plan. To the kernel, heads whose rows are packed are one.
+    """
+    return {
+        "scale_log2": scale_log2(problem.scale),
+        "heads_q": problem.heads_q // pack,
+        "group": problem.group // pack,
+        "seq_q": problem.seq_q,
+        "seq_kv": problem.seq_kv,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "q_tiles": q_tiles,
+        "heads": problem.batch * problem.heads_q // pack,
+        "section_heads": section_heads,
+        "late_rows": late_rows,
+        "pack_log2": pack.bit_length() - 1,  # a power of two
+    }
+
+
+def steps_of(problem: Problem, arrays: Mapping[str, Array]) -> dict[str, float]:
+    """Return the numbers of tensors in ``Params`` by name, but for their addresses."""
+    found: dict[str, float] = {}
+    for name, array in arrays.items():
+        batch, head, seq = (step // array.itemsize for step in array.strides[:3])
+        # The tiles' sequences are not along this axis where they follow each other.
+        found[f"{name}.stride_batch"] = 0 if problem.kv == "Varlen" else batch
+        found[f"{name}.stride_head"], found[f"{name}.stride_seq"] = head, seq
+    return found
 
 
 def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
@@ -315,7 +307,7 @@ def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
 _CODES = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f"}
 
 
-def packed(numbers: Iterable[tuple[int, np.dtype]], start: int, end: int) -> struct.Struct:
+def _packed(numbers: Iterable[tuple[int, np.dtype]], start: int, end: int) -> struct.Struct:
     """Return what packs numbers, and the gaps between them.
 
     Parameters

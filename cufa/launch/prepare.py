@@ -1,4 +1,4 @@
-"""Signature -> prepared call: what calls of a kind share, and launches for those of new shapes.
+"""Key -> prepared call: what calls of a kind share, and launches for those of new shapes.
 
 The calls of a kind have dtype, head dims, options and device in common, but no lengths. Addresses
 are given to each launch.
@@ -14,9 +14,9 @@ from cufa.compiler import jit
 from cufa.features.user_functions import Blocks
 from cufa.launch import counters
 from cufa.launch.capture import is_capturing
-from cufa.launch.launch import PreparedLaunch
+from cufa.launch.launch import Launch
 from cufa.launch.loaded import LoadedKernel
-from cufa.launch.signature import Key, Signature
+from cufa.launch.signature import Key
 from cufa.launch.views import Extent, Viewer, Views
 from cufa.planner.attention import Planner
 from cufa.planner.plan import TiledPlanner
@@ -39,7 +39,7 @@ class PreparedCall(NamedTuple):
 
     Attributes
     ----------
-    launch : PreparedLaunch
+    launch : callable
         It is given the addresses of q, k, v, the result and its LSE, and those of `Extras.flat` and
         the seed, or that of the workspace.
     variant : Variant
@@ -57,7 +57,7 @@ class PreparedCall(NamedTuple):
         out.
     """
 
-    launch: PreparedLaunch
+    launch: Launch
     variant: Variant
     shape: Ints
     lse_shape: Ints
@@ -146,7 +146,9 @@ class PreparedCalls:
         Parameters
         ----------
         key : tuple
-            As in `Signature`.
+            Shape and strides of q, of k and of v, as the caller has them; whether each is aligned;
+            None, or shape and strides of the caller's `out`, and whether it is aligned; shape,
+            strides and dtype of each of `Extras.flat`, or None, for a `cufa.BlockMask` its key.
         address : int
             Address of q.
 
@@ -157,7 +159,7 @@ class PreparedCalls:
         """
         call = self._plain(key, address)
         if call is None:
-            call = self._prepared(Signature.of(key), address, self._planner)
+            call = self._prepared(key, address, self._planner)
         if call is None:
             return None
         # Lengths that do not come again are not kept.
@@ -180,7 +182,7 @@ class PreparedCalls:
             As in `prepare`.
         """
         planner = self._planner.fallback
-        return None if planner is None else self._prepared(Signature.of(key), address, planner)
+        return None if planner is None else self._prepared(key, address, planner)
 
     def _plain(self, key: Key, address: int) -> PreparedCall | None:
         """Prepare a call on 4-D arrays that its kernel takes as they are; None if it is another.
@@ -208,10 +210,12 @@ class PreparedCalls:
         return PreparedCall(launch, plan.variant, result, result[:3], False, 0, (), ())
 
     def _prepared(
-        self, signature: Signature, address: int, planner: Planner | TiledPlanner
+        self, key: Key, address: int, planner: Planner | TiledPlanner
     ) -> PreparedCall | None:
-        views = self._viewer.views(signature)
-        extras = self._extras.described(signature.extras) if signature.extras else NO_EXTRAS
+        q, of_q, k, of_k, v, of_v, aligned, out, infos = key
+        inputs = (q, of_q), (k, of_k), (v, of_v)
+        views = self._viewer.views(inputs)
+        extras = self._extras.described(infos) if infos else NO_EXTRAS
         if extras.scales:
             extras = extras._replace(
                 scales=scale_infos(extras.scales, views.shapes[1:3], self.layout)
@@ -219,17 +223,14 @@ class PreparedCalls:
         problem = self._problem(views, extras)
         if problem is None:
             return None
-        ndim = len(signature.q_shape)
-        shape, lse_shape = restore_shape(problem, ndim, self.layout)
-        if signature.out is not None and signature.out.shape != shape:
-            raise ValueError(f"out has shape {signature.out.shape}, but {shape} is needed")
-        numbers: tuple[Ints, ...] = ()
-        if self._reads:
-            of_pairs = 4 if self.layout == "thd" else ndim
-            numbers = placed(self._reads, of_pairs, problem.sizes, extras)
+        shape, lse_shape = restore_shape(problem, len(q), self.layout)
+        if out is not None and out[0] != shape:
+            raise ValueError(f"out has shape {out[0]}, but {shape} is needed")
+        reads, ndim = self._reads, 4 if self.layout == "thd" else len(shape)
+        numbers = placed(reads, ndim, problem.sizes, extras) if reads else ()
         plan = planner(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
-        strides, copies = self._viewer.taken(signature, views, loaded.tma)
+        strides, copies = self._viewer.taken(inputs, out, aligned, views, loaded.tma)
         if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
             strides = tuple((0, *steps[1:]) for steps in strides)
         address &= -ALIGNMENT  # that of an array which may be copied
@@ -242,7 +243,7 @@ class PreparedCalls:
             bool(copies) or floats > 0,
             floats,
             copies,
-            self._viewer.extents(signature, extras),
+            self._viewer.extents(inputs, out, extras),
         )
 
     def _problem(self, views: Views, extras: Extras) -> Problem | None:

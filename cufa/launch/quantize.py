@@ -5,25 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array
-from cufa.compiler import jit
-from cufa.launch.capture import is_capturing
+from cufa.arrays import Array
+from cufa.launch.auxiliary import address, are_aligned, prepared, tensor
+from cufa.launch.capture import refuse_memory
 from cufa.launch.decode import divisor
-from cufa.launch.launch import PreparedLaunch, launcher
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.sequences import blocks_of
 from cufa.quantized.transform import columns_of, sign_bits
-from cufa.specs.quantize import (
-    CONVERT,
-    FIRST_CAPABILITY,
-    LARGEST,
-    ROWS,
-    SPEC,
-    WHOLE,
-    instance,
-    shape,
-)
+from cufa.specs import quantize as spec
 
+_WAY_OUT = "call cufa.quantize before the capture, or on an array and with blocks that need none"
 _CHUNK = 8  # columns that a thread reads at once
 _ALL = 31  # log2 of the rows of a block that is all of a head
 
@@ -58,40 +49,34 @@ def quantize(
     """
     import cupy
 
-    device_id = cupy.cuda.runtime.getDevice()
-    device = devices.of_id(device_id)
-    if device.compute_capability < FIRST_CAPABILITY:
+    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    if device.compute_capability < spec.FIRST_CAPABILITY:
         raise ValueError(
             f"x is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or later "
             "is needed for 8 bits; cufa.quantize(cupy.asnumpy(x)) runs on the CPU"
         )
     batch, heads, rows, head_dim = x.shape
-    columns, blocks, seq, sequences = columns_of(head_dim), -(-rows // ROWS), rows, batch
+    columns, blocks, seq, sequences = columns_of(head_dim), -(-rows // spec.ROWS), rows, batch
     if cu_seqlens is not None:
         sequences = cu_seqlens.size - 1
         blocks = blocks_of(rows, sequences)
-        seq = blocks * ROWS
-    stored = (blocks, columns, ROWS) if transposed else (seq, columns)
+        seq = blocks * spec.ROWS
+    stored = (blocks, columns, spec.ROWS) if transposed else (seq, columns)
     values = cupy.empty((batch, heads, *stored), np.uint8)
     scales = cupy.empty(shape_of_scales(granularity, block, (batch, heads, seq)), np.float32)
     if x.size == 0 or sequences == 0:
         scales.fill(1), values.fill(0)
         return values, scales
     x = _readable(x)
-    largest = None
-    passes = [WHOLE]
-    if block is None or block > ROWS:
+    largest, passes = None, [spec.WHOLE]
+    if block is None or block > spec.ROWS:
         how = f"granularity={granularity!r}" if block is None else f"block={block}"
-        _refuse_capture(f"{how} needs memory of its own")
-        passes = [LARGEST, CONVERT]
-        largest = cupy.zeros(scales.shape, np.uint32)
-    parameter = np.zeros(1, SPEC.params)
+        refuse_memory(f"{how} needs memory of its own", _WAY_OUT)
+        largest, passes = cupy.zeros(scales.shape, np.uint32), [spec.LARGEST, spec.CONVERT]
+    parameter = np.zeros(1, spec.SPEC.params)
     p = parameter[0]
-    p["x"] = (x.data.ptr, *(step // x.itemsize for step in x.strides[:3]))
-    p["values"], p["scales"] = values.data.ptr, scales.data.ptr
-    optional = {"largest": largest, "cu_seqlens": cu_seqlens, "used": used}
-    for name, array in optional.items():
-        p[name] = 0 if array is None else array.data.ptr
+    p["x"], p["values"], p["scales"] = tensor(x), address(values), address(scales)
+    p["largest"], p["cu_seqlens"], p["used"] = map(address, (largest, cu_seqlens, used))
     words = sign_bits(seed, columns)
     p["signs"][: len(words)] = words
     p["heads"], p["blocks"] = divisor(heads), divisor(blocks)
@@ -99,12 +84,11 @@ def quantize(
     p["rows"], p["seq"], p["head_dim"], p["sequences"] = rows, seq, x.shape[3], sequences
     p["block_log2"] = _ALL if block is None else block.bit_length() - 1
     p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
-    its = shape(columns)
-    grid = min(tiles, device.sm_count * its.blocks_per_sm), 1, 1
+    its = spec.shape(columns)
+    grid = min(tiles, device.sm_count * its.blocks_per_sm)
     for each in passes:
-        kernel = instance(x.dtype.name, columns, hadamard, transposed, each)
-        function = jit.kernel(kernel, device, device_id)
-        PreparedLaunch(launcher(function, grid, its.threads, kernel.smem_bytes), parameter)()
+        kernel = spec.instance(x.dtype.name, columns, hadamard, transposed, each)
+        prepared(kernel, grid, parameter, threads=its.threads)()
     return values, scales
 
 
@@ -113,22 +97,13 @@ def _readable(x: Array) -> Array:
 
     The end of the last chunk of a copy is 0.
     """
-    steps = [x.data.ptr, *(step for n, step in zip(x.shape, x.strides, strict=True) if n > 1)][:-1]
-    is_whole = x.shape[3] % _CHUNK == 0 and x.strides[3] == x.itemsize
-    if is_whole and not any(step % ALIGNMENT for step in steps):
+    if x.shape[3] % _CHUNK == 0 and x.strides[3] == x.itemsize and are_aligned(x):
         return x
-    _refuse_capture("x would be copied: its rows are not aligned, contiguous and of whole chunks")
+    what = "x would be copied: its rows are not aligned, contiguous and of whole chunks"
+    refuse_memory(what, _WAY_OUT)
     import cupy
 
     head_dim = -(-x.shape[3] // _CHUNK) * _CHUNK
     copy = cupy.zeros((*x.shape[:3], head_dim), x.dtype)
     copy[..., : x.shape[3]] = x
     return copy
-
-
-def _refuse_capture(why: str) -> None:
-    if is_capturing():
-        raise ValueError(
-            f"{why}, for which a call that is captured into a CUDA graph has no place: call "
-            "cufa.quantize before the capture, or on an array and with blocks that need none"
-        )

@@ -45,22 +45,14 @@ def turn(x: Array, turned: Array, positions: Array, rotary: RotaryTables) -> Non
     within = positions.astype(np.int64).clip(-1, rotary.positions)  # the kernel turns neither end
     ends = cupy.asarray(within.astype(np.int32) + np.int32(1)).ravel()
     starts = cupy.zeros(batch * seq, np.int32)
-    held = Tokens(
-        *(None, None, None, None),
-        *(cupy.empty((1, 0, rotary.positions, dim), x.dtype),) * 2,
-        *(starts, ends, None, rotary),
-    )
+    cache = cupy.empty((1, 0, rotary.positions, dim), x.dtype)
     in_step = seq == 1 or all(each.strides[0] == seq * each.strides[2] for each in (x, turned))
     whole = [slice(0, batch)]
     for part in whole if in_step else [slice(i, i + 1) for i in range(batch)]:
         rows = slice(part.start * seq, part.stop * seq)
         q, to = (_as_sequences(each[part]) for each in (x, turned))
-        append.append(
-            held._replace(
-                **{"k": q[:, :0], "v": q[:, :0], "q": q, "turned_q": to},
-                **{"starts": starts[rows], "lengths": ends[rows]},
-            )
-        )
+        none, its = q[:, :0], (starts[rows], ends[rows])
+        append.append(Tokens(none, none, q, to, cache, cache, *its, None, rotary))
 
 
 def _as_sequences(x: Array) -> Array:

@@ -131,11 +131,11 @@ class Scratch:
             nbytes = _grown(nbytes)
         memory = cupy.cuda.alloc(nbytes)
         memory.memset_async(_ONES, nbytes)
-        if not kept:
-            return Allocation(int(memory.ptr), nbytes, memory)
-        self._of_stream.pop(key, None)
         place = Allocation(int(memory.ptr), nbytes, memory)
-        return remember(self._of_stream, key, place, _STREAMS)
+        if kept:
+            self._of_stream.pop(key, None)
+            remember(self._of_stream, key, place, _STREAMS)
+        return place
 
     def _set_aside(self, nbytes: int) -> None:
         """Have memory for the next captures of launches with `nbytes`, if not huge."""
@@ -199,5 +199,4 @@ _of_device: dict[int, Scratch] = {}
 
 def of_device(device_id: int) -> Scratch:
     """Return the memory of a device."""
-    memory = _of_device.get(device_id)
-    return memory or _of_device.setdefault(device_id, Scratch())
+    return _of_device.get(device_id) or _of_device.setdefault(device_id, Scratch())

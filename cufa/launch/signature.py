@@ -1,10 +1,8 @@
-"""Keys of the calls of a kind: shapes, strides and alignment, but no addresses."""
+"""Keys of calls: shapes, strides and options, but no addresses, which each launch is given."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from cufa.arrays import Ints
+from typing import Any
 
 Key = tuple[Any, ...]
 AddressSlot = tuple[int, int]
@@ -12,46 +10,3 @@ AddressSlot = tuple[int, int]
 
 TENSORS = 5
 """Addresses that a launch is given first: of q, k, v, the result and its log-sum-exp."""
-
-
-class Out(NamedTuple):
-    """The caller's own array for the result."""
-
-    shape: Ints
-    strides: Ints
-    is_aligned: bool
-
-
-class Signature(NamedTuple):
-    """All that a launch of the kind depends on, but for addresses.
-
-    The hot path looks up a plain tuple of the same order, which is made in less time.
-
-    Attributes
-    ----------
-    q_shape, q_strides, k_shape, k_strides, v_shape, v_strides : tuple of int
-        As the caller has them.
-    aligned : tuple of bool
-        Whether q, k and v are each aligned.
-    out : Out or None
-    extras : tuple
-        Shape, strides and dtype of each of `Extras.flat`, or None; for a `cufa.BlockMask` its key.
-    """
-
-    q_shape: Ints
-    q_strides: Ints
-    k_shape: Ints
-    k_strides: Ints
-    v_shape: Ints
-    v_strides: Ints
-    aligned: tuple[bool, ...]
-    out: Out | None
-    extras: Key
-
-    @classmethod
-    def of(cls, key: Key) -> Signature:
-        """Return the plain tuple of the hot path with names."""
-        signature = tuple.__new__(cls, key)
-        return (
-            signature if signature.out is None else signature._replace(out=Out._make(signature.out))
-        )

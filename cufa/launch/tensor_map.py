@@ -12,7 +12,7 @@ from cufa.dtypes import DTYPES
 from cufa.specs.params import MAP_WORDS
 
 _SWIZZLE = {16: 1, 32: 2, 64: 3}  # CUtensorMapSwizzle by 16-bit columns of a box: 32, 64, 128 bytes
-_L2_PROMOTION_128B = 2
+_NOT_INTERLEAVED, _L2_PROMOTION_128B, _ZEROS_OUTSIDE = 0, 2, 0
 _RANK = 5
 _NUMBERS = struct.Struct("=5Q4q5I")  # sizes, strides, sizes of a box
 
@@ -89,38 +89,16 @@ class Encoder:
         of_batch, of_head, of_seq, _ = strides
         batches = batch if of_batch else 1
         groups = heads // pack if of_head else 1
-        _NUMBERS.pack_into(
-            self._numbers,
-            0,
-            head_dim,
-            pack,
-            seq,
-            groups,
-            batches,
-            # The stride of an axis with one element is not used.
-            of_head if pack > 1 else 16,
-            of_seq if seq > 1 else 16,
-            of_head * pack if groups > 1 else 16,
-            of_batch if batches > 1 else 16,
-            columns,
-            pack,
-            rows // pack,
-            1,
-            1,
+        sizes, box = (head_dim, pack, seq, groups, batches), (columns, pack, rows // pack, 1, 1)
+        steps = (  # That of an axis with one element is not used.
+            *(of_head if pack > 1 else 16, of_seq if seq > 1 else 16),
+            *(of_head * pack if groups > 1 else 16, of_batch if batches > 1 else 16),
         )
+        _NUMBERS.pack_into(self._numbers, 0, *sizes, *steps, *box)
         arguments = (
-            self._place,
-            DTYPES[dtype].tma,
-            _RANK,
-            _pointer(address),
-            self._sizes,
-            self._strides,
-            self._box,
-            _STEPS_IN_BOX,
-            0,  # not interleaved
-            _SWIZZLE[columns],
-            _L2_PROMOTION_128B,
-            0,  # zeros for what lies outside
+            *(self._place, DTYPES[dtype].tma, _RANK, _pointer(address)),
+            *(self._sizes, self._strides, self._box, _STEPS_IN_BOX),
+            *(_NOT_INTERLEAVED, _SWIZZLE[columns], _L2_PROMOTION_128B, _ZEROS_OUTSIDE),
         )
         status = _encode_tiled()(*arguments)
         if status == context.INVALID:

@@ -1,4 +1,4 @@
-"""Signature -> how the kernels of a kind see its arrays: as 4-D views, some of them copied."""
+"""How the kernels of a kind of calls see their arrays: as 4-D views, some of them copied."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import NamedTuple
 from cufa.arrays import ALIGNMENT, ArrayInfo, Ints, extent, overlaps_itself, readable, whole_chunks
 from cufa.dtypes import DTYPES, kv_bytes
 from cufa.launch.params import FourInts
-from cufa.launch.signature import Signature
 from cufa.problem.extras import Extras
 from cufa.problem.problem import CACHES, Problem
+
+Inputs = tuple[tuple[Ints, Ints], ...]
+"""Shape and strides of q, k and v, as the caller has them."""
+
+Out = tuple[Ints, Ints, bool] | None
+"""Shape and strides of the caller's own array for the result, and whether it is aligned."""
 
 Extent = tuple[int, int]
 """Where an array begins and ends, counted from its address."""
@@ -45,11 +50,12 @@ class Viewer:
         self._layout, self._padded = layout, padded
         self._itemsize = DTYPES[problem.dtype].bytes
         self._kv_itemsize = size = kv_bytes(problem.dtype, problem.kv_dtype)
+        self._sizes = self._itemsize, size, size, self._itemsize
         self._negates_q = problem.scale < 0
         whole = problem.head_dim * size % ALIGNMENT == problem.head_dim_v * size % ALIGNMENT == 0
         self._may_be_plain = whole and not self._negates_q  # else some array is copied
 
-    def views(self, signature: Signature) -> Views:
+    def views(self, inputs: Inputs) -> Views:
         """Return the arrays as the kernels see them, with a result that is made here.
 
         Raises
@@ -57,44 +63,45 @@ class Viewer:
         ValueError
             They have other numbers of axes.
         """
-        s = signature
-        if not 2 <= len(s.q_shape) == len(s.k_shape) == len(s.v_shape) <= 4:
+        (q, of_q), (k, of_k), (v, of_v) = inputs
+        if not 2 <= len(q) == len(k) == len(v) <= 4:
             raise ValueError("q, k and v need as many axes: 2, 3 or 4")
-        q, q_strides = self._bhsd(s.q_shape, s.q_strides)
-        k, k_strides = self._bhsd(s.k_shape, s.k_strides)
-        v, v_strides = self._bhsd(s.v_shape, s.v_strides)
-        batch, heads, seq, _ = q
-        result = batch, heads, seq, v[3]
-        return Views((q, k, v, result), (q_strides, k_strides, v_strides, self.made(result)))
+        q, of_q = self._bhsd(q, of_q)
+        k, of_k = self._bhsd(k, of_k)
+        v, of_v = self._bhsd(v, of_v)
+        result = *q[:3], v[3]
+        return Views((q, k, v, result), (of_q, of_k, of_v, self.made(result)))
 
     def taken(
-        self, signature: Signature, views: Views, tma: bool
+        self, inputs: Inputs, out: Out, aligned: tuple[bool, ...], views: Views, tma: bool
     ) -> tuple[FourInts, tuple[str, ...]]:
         """Return the strides of the arrays that a kernel finds, and which of them are copies.
+
+        `aligned` says it of each of the inputs.
 
         Raises
         ------
         ValueError
             Strides are no multiples of an element, or elements of `out` share memory.
         """
-        if signature.out is None and self.is_plain(signature.aligned, views.strides, tma):
+        if out is None and self.is_plain(aligned, views.strides, tma):
             return views.strides, ()
-        self._check_strides(signature)
+        self._check_strides(inputs, out)
         strides, copies = [], []
         for i, name in enumerate(self.names[:3]):
             shape, step, repeats = views.shapes[i], views.strides[i], name != "q"
-            read, size = shape, self._kv_itemsize if repeats else self._itemsize
+            read, size = shape, self._sizes[i]
             if self._padded and repeats:
                 read = (*shape[:3], whole_chunks(shape[3], size))
-            direct = signature.aligned[i] and readable(read, step, size, tma, repeats)
+            direct = aligned[i] and readable(read, step, size, tma, repeats)
             if 0 not in shape and not (direct and (repeats or not self._negates_q)):
                 copies.append(name)
                 step = _packed(shape, size)
             strides.append(step)
         result, step, direct = views.shapes[3], views.strides[3], True
-        if signature.out is not None:
-            _, step = self._bhsd(signature.out.shape, signature.out.strides)
-            direct = signature.out.is_aligned
+        if out is not None:
+            shape, step, direct = out
+            _, step = self._bhsd(shape, step)
         if tma:
             direct = direct and readable(result, step, self._itemsize, tma)
         else:
@@ -104,43 +111,39 @@ class Viewer:
             step = _packed(result, self._itemsize)
         return (*strides, step), tuple(copies)
 
-    def extents(self, signature: Signature, extras: Extras) -> tuple[Extent, ...]:
+    def extents(self, inputs: Inputs, out: Out, extras: Extras) -> tuple[Extent, ...]:
         """Return the extents of out, q, k, v and extras; nothing without an out."""
-        if signature.out is None:
+        if out is None:
             return ()
-        arrays = zip((signature.out[:2], *_inputs(signature)), self._sizes, strict=True)
-        extents = [extent(shape, strides, size) for (shape, strides), size in arrays]
-        for info in extras.flat:
-            array = isinstance(info, ArrayInfo)  # a `BlockMask` is none
-            extents.append(
-                extent(info.shape, info.strides, info.dtype.itemsize) if array else (0, 0)
-            )
-        return tuple(extents)
+        arrays = zip((out[:2], *inputs), (self._itemsize, *self._sizes), strict=False)
+        others = (
+            # A `BlockMask` is no array.
+            extent(*info[:2], info.dtype.itemsize) if isinstance(info, ArrayInfo) else (0, 0)
+            for info in extras.flat
+        )
+        return *(extent(*array, size) for array, size in arrays), *others
 
     def is_plain(self, aligned: tuple[bool, ...], strides: FourInts, tma: bool) -> bool:
         """Whether the kernel takes all arrays as they are, as far as can be seen at a glance."""
         (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), _ = strides
         return (
             self._may_be_plain
-            and aligned[0]
-            and aligned[1]
-            and aligned[2]
+            and all(aligned)
             and q3 == self._itemsize
             and k3 == v3 == self._kv_itemsize
             and (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) % ALIGNMENT == 0
             and (not tma or min(q0, q1, q2, k0, k1, k2, v0, v1, v2) > 0)
         )
 
-    def _check_strides(self, signature: Signature) -> None:
+    def _check_strides(self, inputs: Inputs, out: Out) -> None:
         """Check strides: multiples of an element; those of `out` keep its elements apart."""
-        arrays = list(_inputs(signature))
-        if signature.out is not None:
-            shape, strides, _ = signature.out
+        arrays = list(inputs)
+        if out is not None:
+            shape, strides, _ = out
             arrays.append((shape, strides))
             if overlaps_itself(shape, strides, self._itemsize):
                 raise ValueError("elements of out share memory")
-        sizes = *self._sizes[1:], self._itemsize
-        for name, size, (shape, strides) in zip(self.names, sizes, arrays, strict=False):
+        for name, size, (shape, strides) in zip(self.names, self._sizes, arrays, strict=False):
             steps = (step for n, step in zip(shape, strides, strict=True) if n > 1)
             if 0 not in shape and any(step % size for step in steps):
                 raise ValueError(f"{name} has strides {strides}: multiples of {size} are needed")
@@ -169,19 +172,9 @@ class Viewer:
             return heads * seq * row, seq * row, row, self._itemsize
         return heads * seq * row, row, heads * row, self._itemsize
 
-    @property
-    def _sizes(self) -> Ints:
-        """Bytes of an element of out, q, k and v."""
-        return self._itemsize, self._itemsize, self._kv_itemsize, self._kv_itemsize
-
 
 def _packed(shape: Ints, itemsize: int) -> Ints:
     """Return the strides of a copy, as `copied` and `padded` make it."""
     _, heads, seq, head_dim = shape
     row = whole_chunks(head_dim, itemsize) * itemsize
     return heads * seq * row, seq * row, row, itemsize
-
-
-def _inputs(s: Signature) -> tuple[tuple[Ints, Ints], ...]:
-    """Return shapes and strides of q, k and v."""
-    return (s.q_shape, s.q_strides), (s.k_shape, s.k_strides), (s.v_shape, s.v_strides)

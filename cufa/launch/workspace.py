@@ -57,16 +57,13 @@ class Workspace:
         memory = self._of_stream.get(key)
         if memory is None or memory.size < words:
             self._of_stream.pop(key, None)  # it goes back to CuPy's pool, for this stream
-            while len(self._of_stream) >= _STREAMS:
-                del self._of_stream[next(iter(self._of_stream))]
-            memory = self._of_stream[key] = cupy.empty((words,), np.float32)
+            memory = cupy.empty((words,), np.float32)
+            remember(self._of_stream, key, memory, _STREAMS)
         return memory
 
     def _take_for_capture(self, stream: int, words: int) -> Array:
         key = current_capture()
-        memory = self._of_capture.get(key)
-        if memory is None:
-            memory = self._of_stream.get(stream)
+        memory = self._of_capture.get(key, self._of_stream.get(stream))
         if memory is None or memory.size < words:
             raise ValueError(
                 "a backward pass is captured into a CUDA graph, for which no memory is set aside: "
@@ -85,5 +82,4 @@ _of_device: dict[int, Workspace] = {}
 
 def of_device(device_id: int) -> Workspace:
     """Return the memory of a device."""
-    workspace = _of_device.get(device_id)
-    return workspace or _of_device.setdefault(device_id, Workspace())
+    return _of_device.get(device_id) or _of_device.setdefault(device_id, Workspace())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cufa.arrays import Array, Ints
-from cufa.checks import check_integer
+from cufa.checks import check_choice, check_integer
 
 LAYOUTS = ("bhsd", "bshd", "thd")
 
@@ -12,10 +12,7 @@ _MAX_HEAD_DIM = 256
 
 def check_order(layout: object) -> None:
     """Refuse what is no order of axes."""
-    if not isinstance(layout, str):
-        raise TypeError(f"layout must be a string, not {type(layout).__name__}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'bhsd', 'bshd' or 'thd', not {layout!r}")
+    check_choice("layout", layout, LAYOUTS)
 
 
 def check_axes(name: str, shape: object, layout: object) -> None:

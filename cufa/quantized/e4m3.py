@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 
 import ml_dtypes
@@ -19,12 +18,6 @@ NAN = np.uint8(0x7F)
 """The byte that stands for NaN; there are no infinities."""
 
 
-@functools.lru_cache(maxsize=1)
-def _numbers() -> np.ndarray:
-    """Return what each byte stands for."""
-    return np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float32)
-
-
 def expanded(values: Array, xp: ModuleType) -> Array:
     """Return the numbers that bytes stand for, float32.
 
@@ -35,7 +28,8 @@ def expanded(values: Array, xp: ModuleType) -> Array:
     xp : module
         The module that `values` belongs to.
     """
-    return xp.asarray(_numbers())[values.view(np.uint8)]
+    of_bytes = np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float32)
+    return xp.asarray(of_bytes)[values.view(np.uint8)]
 
 
 def rounded(y: np.ndarray) -> np.ndarray:

@@ -45,11 +45,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("fp8", E4M3, np.dtype(np.uint8), LARGEST),
-        Kind("int8", np.dtype(np.int8), np.dtype(np.int8), np.float32(127)),
-    )
+    "fp8": Kind("fp8", E4M3, np.dtype(np.uint8), LARGEST),
+    "int8": Kind("int8", np.dtype(np.int8), np.dtype(np.int8), np.float32(127)),
 }
 """The kinds by name."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cufa.arrays import Array, Ints
-from cufa.checks import check_size
+from cufa.checks import check_choice, check_size
 
-GRANULARITIES = ("block", "head", "tensor")
+_GRANULARITIES = ("block", "head", "tensor")
 
 BLOCK = 128
 """Rows of a block where nothing is said."""
@@ -15,11 +15,7 @@ _LEAST_BLOCK, _MOST_BLOCK = 16, 1024
 
 def check_granularity(granularity: object, block: object) -> int | None:
     """Return the rows of a block, and None where scales are not of blocks."""
-    if not isinstance(granularity, str):
-        kind = type(granularity).__name__
-        raise TypeError(f"granularity must be a string, not {kind}")
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"granularity must be 'block', 'head' or 'tensor', not {granularity!r}")
+    check_choice("granularity", granularity, _GRANULARITIES)
     if granularity != "block":
         if block is not None:
             raise ValueError(

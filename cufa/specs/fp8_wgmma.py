@@ -148,7 +148,8 @@ def _smem_bytes(tile: Fp8Tile, head_dim: int, head_dim_v: int, kv: str) -> int:
     slot = tile.bm * max(head_dim, head_dim_v)
     slots = max(2, min(3, (227 * 1024 - 1024 - ring) // slot))
     work = _WORK_BYTES + _LENGTHS_BYTES * (kv in LENGTHS)
-    return slots * slot + ring + 16 * slots + 32 * tile.stages + 2 * slots * work
+    scales = tile.stages * 2 * tile.bn // KEYS * 4
+    return slots * slot + ring + 16 * slots + 32 * tile.stages + 2 * slots * work + scales
 
 
 def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:

@@ -87,12 +87,10 @@ def smem_bytes(dtype: str, columns: int, hadamard: bool, transposed: bool) -> in
     """Return the shared memory of a block.
 
     It holds where the tiles of some turns are; the largest numbers of warps, for two tiles; the
-    signs of a row; a tile to be transposed; and a tile of 16 bits that is read ahead.
+    signs of a row; a tile to be transposed; and a tile that is read ahead, or half of one.
     """
-    its = shape(columns)
-    group = (columns & -columns) // its.lanes
-    pitch = columns + 16 if columns == 256 else -(-columns // (2 * group)) * 2 * group + group
+    its, row = shape(columns), columns * (4 if dtype == "float32" else 2)
     largest = 2 * its.threads // _WARP * _WORD
-    tile = ROWS * pitch + ROWS // _KEYS * 16
-    ahead = 0 if dtype == "float32" else ROWS * columns * 2
-    return _TURNS * _PLACE + largest + hadamard * columns * 2 + transposed * tile + ahead
+    tile = ROWS * columns + ROWS // _KEYS * 16
+    ahead = ROWS * row // (2 if row > 512 else 1)
+    return _TURNS * _PLACE + largest + hadamard * row + transposed * tile + ahead

@@ -17,7 +17,7 @@ from benchmarks.cells import Cell
 from benchmarks.inputs import Operands, to_cupy
 from benchmarks.peers import PEERS, cufa_call
 from benchmarks.results import figures
-from cufa.explorer import stage
+from cufa.explorer import subject
 from cufa.explorer.clock import Call
 from cufa.specs.template_arguments import TemplateArguments
 from cufa.specs.variant import Variant
@@ -174,7 +174,7 @@ def planned(operands: Operands, kernel: str | None) -> Variant:
 def free_memory() -> None:
     """Return cached memory, which is of little use to the next cell's other shapes."""
     cupy.cuda.Device().synchronize()
-    stage.free_memory()
+    subject.free_memory()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 

@@ -19,7 +19,7 @@ from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.space import variants
-from cufa.explorer.stage import Stage
+from cufa.explorer.subject import Stage
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant

@@ -19,7 +19,7 @@ from cufa.explorer.clock import Call, Clock, CudaClock
 from cufa.explorer.knockout import Effort, knock_out
 from cufa.explorer.oracle import Oracle
 from cufa.explorer.space import variants
-from cufa.explorer.stage import Stage
+from cufa.explorer.subject import Stage
 from cufa.planner.plan import plan_tiles
 from cufa.specs.variant import Variant
 

@@ -60,12 +60,10 @@ def closure(function: Callable[..., Any]) -> Closure:
             key.append(value)
             owner = getattr(value, "__self__", None)  # of a method, which may read what changes
             is_known &= owner is None or isinstance(owner, ModuleType)
-        elif category == "module":
+        elif category in ("module", "type"):
             key.append(value)
-            is_known &= value.__name__ in _MODULES
-        elif category == "type":
-            key.append(value)
-            is_known &= value.__module__ in _MODULES
+            module = value.__name__ if category == "module" else value.__module__
+            is_known &= module in _MODULES
         elif category == "scalar":
             key.append(value.tobytes())
         elif category == "other":
@@ -169,16 +167,31 @@ def rebuilt(function: Callable[..., Any], stand_in: Callable[[Array], Any]) -> C
             if category == "array":
                 known[id(value)] = stand_in(value)
             elif category == "function":
-                known[id(value)] = made = _copy(value)
-                _fill(made, value)
+                cells = tuple(CellType() for _ in value.__closure__ or ())
+                names = value.__globals__.copy()
+                known[id(value)] = made = FunctionType(
+                    value.__code__, names, value.__name__, None, cells
+                )
+                for cell, original in zip(cells, value.__closure__ or (), strict=True):
+                    cell.cell_contents = of(_content(original))
+                for name in _names(value.__code__):
+                    if name in names:
+                        names[name] = of(names[name])
+                made.__defaults__ = of(value.__defaults__)
+                made.__kwdefaults__ = of(value.__kwdefaults__)
+                made.__dict__.update(of(value.__dict__))
             elif category == "partial":
                 arguments, named = of(value.args), of(value.keywords)
                 known[id(value)] = functools.partial(of(value.func), *arguments, **named)
             elif category == "method":
-                known[id(value)] = MethodType(of(value.__func__), _owner(value))
-            elif type(value) is tuple:
+                owner, attributes = value.__self__, _attributes(value)
+                if attributes:
+                    owner = object.__new__(type(owner))
+                    owner.__dict__.update(of(attributes))
+                known[id(value)] = MethodType(of(value.__func__), owner)
+            elif kind is tuple:
                 known[id(value)] = tuple(map(of, value))
-            elif category == "sequence":
+            elif kind is list:
                 known[id(value)] = []
                 known[id(value)].extend(map(of, value))
             else:
@@ -186,31 +199,4 @@ def rebuilt(function: Callable[..., Any], stand_in: Callable[[Array], Any]) -> C
                 known[id(value)].update((key, of(each)) for key, each in value.items())
         return known[id(value)]
 
-    def _owner(method: MethodType) -> Any:
-        """Return a method's object with other attributes, or itself if it has none."""
-        attributes = _attributes(method)
-        if not attributes:
-            return method.__self__
-        owner = object.__new__(type(method.__self__))
-        owner.__dict__.update(of(attributes))
-        return owner
-
-    def _fill(made: FunctionType, function: FunctionType) -> None:
-        for cell, original in zip(made.__closure__ or (), function.__closure__ or (), strict=True):
-            cell.cell_contents = of(_content(original))
-        for name in _names(function.__code__):
-            if name in function.__globals__:
-                made.__globals__[name] = of(function.__globals__[name])
-        made.__defaults__ = of(function.__defaults__)
-        made.__kwdefaults__ = of(function.__kwdefaults__)
-        made.__dict__.update(of(function.__dict__))
-
     return of(function)
-
-
-def _copy(function: FunctionType) -> FunctionType:
-    """Return a function with cells and globals of its own; the cells are empty."""
-    cells = tuple(CellType() for _ in function.__closure__ or ())
-    return FunctionType(
-        function.__code__, dict(function.__globals__), function.__name__, None, cells
-    )

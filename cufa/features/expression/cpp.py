@@ -9,24 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa.arrays import Ints
-from cufa.dtypes import DTYPES
 from cufa.features.expression.graph import BOOL, FLOAT, INT, LONG, PAIR, SCORE, SIDE, Graph, Node
 from cufa.features.expression.tilt import Tilt
-from cufa.features.expression.values import ReadArray
+from cufa.features.expression.values import ELEMENTS, ReadArray
 from cufa.features.user_functions import OWN
 
-_ELEMENTS = {
-    "bool": "unsigned char",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "int16": "short",
-    "uint16": "unsigned short",
-    "int32": "int",
-    "uint32": "unsigned int",
-    "int64": "long long",
-    "float64": "double",
-    **{row.name: row.cpp for row in DTYPES.values()},
-}
 _INLINE = {**{name: name for name in PAIR}, SCORE: "s", SIDE: SIDE}
 
 SCORE_MOD, MASK_MOD = "score_mod", "mask_mod"
@@ -94,36 +81,39 @@ def of_graph(
     elements : sequence of Element
         Elements by which the score is differentiated, too.
     """
-    names = {array.number: f"a{i}" for i, array in enumerate(arrays)}
     differentiated = 1 + max((element.sums for element in elements), default=-1)
     members = [f"float* {sums_of_read(i)};" for i in range(differentiated)]
     members += [
-        f"numpy::Array<{_ELEMENTS[array.dtype.name]}, {array.ndim}> {names[array.number]};"
+        f"numpy::Array<{ELEMENTS[array.dtype][0]}, {array.ndim}> {_named(array.number)};"
         for array in arrays
     ]
-    value = f"{'!' if argument == MASK_MOD else ''}{{}}"
-    lines = _returning(graph, root, names, value)
-    says, methods = _SAYS[argument], [(_METHODS[argument], lines)]
+    if elements:
+        members.append(f"static constexpr int SUMS = {len(elements)};")
+
+    def add(head: str, *nodes: int, value: str = "{}") -> None:
+        """Add a method that returns a node's value, or what is made of several."""
+        members.append(f"__device__ {head} {{\n{_returning(graph, nodes, value)}    }}")
+
+    says = _SAYS[argument]
+    add(_METHODS[argument], root, value="!{}" if argument == MASK_MOD else "{}")
     if tilt is not None:
         says += ", AFFINE_IN_KEY = true"
-        methods.append((_STEP, _returning(graph, tilt.step, names)))
+        add(_STEP, tilt.step)
         if tilt.turn is not None:
             says += ", BREAKS_ELSEWHERE = true"
-            methods.append((_TURN, _returning(graph, tilt.turn, names)))
+            add(_TURN, tilt.turn)
     if slope is not None:
-        methods.append((_SLOPE, _returning(graph, slope, names)))
+        add(_SLOPE, slope)
     if elements:
         says += f", COLLIDES = true, {_listed('BY_QUERY', [e.by_query for e in elements])}"
         says += f", {_listed('BY_KEY', [e.by_key for e in elements])}"
-        members.append(f"static constexpr int SUMS = {len(elements)};")
     for i, element in enumerate(elements):
         load = graph.nodes[element.load]
-        place = _returning(graph, load.operands, names, _place(graph, element, names))
-        methods.append((_PARTIAL.format(i), _returning(graph, element.slope, names)))
-        methods.append((_PLACE.format(i), place))
-    return _struct(
-        argument, says, members, methods, "expression_sums" if elements else "expression"
-    )
+        indices = "".join(f", {_index(graph, j, '{}')}" for j in load.operands)
+        place = f"{sums_of_read(element.sums)} + numpy::number({_named(load.array)}{indices})"
+        add(_PARTIAL.format(i), element.slope)
+        add(_PLACE.format(i), *load.operands, value=place)
+    return _struct(argument, says, members, "expression_sums" if elements else "expression")
 
 
 def sums_of_read(i: int) -> str:
@@ -136,27 +126,23 @@ def _listed(name: str, values: Sequence[bool]) -> str:
     return f"{name}[] = {{{', '.join(str(x).lower() for x in values)}}}"
 
 
-def _place(graph: Graph, element: Element, names: Mapping[int, str]) -> str:
-    """Return the place of an element among the sums, with a place for each index."""
-    load = graph.nodes[element.load]
-    indices = "".join(f", {_index(graph, i, '{}')}" for i in load.operands)
-    return f"{sums_of_read(element.sums)} + numpy::number({names[load.array]}{indices})"
+def _named(array: int) -> str:
+    """Return the name of an array of this number."""
+    return f"a{array}"
 
 
-def _returning(
-    graph: Graph, roots: int | Ints, names: Mapping[int, str], value: str = "{}"
-) -> list[str]:
-    """Return the statements that return a node's value, or what is made of several."""
+def _returning(graph: Graph, nodes: Ints, value: str) -> str:
+    """Return the statements that return what is made of the values of nodes."""
     texts: dict[int, str] = {}
     lines: list[str] = []
-    nodes = roots if isinstance(roots, tuple) else (roots,)
-    for i in sorted({i for node in nodes for i in graph.reachable(node)}):
+    for i in graph.reachable(*nodes):
         node = graph.nodes[i]
-        texts[i] = _expression(graph, node, texts, names)
+        texts[i] = _expression(graph, node, texts)
         if node.operands:
             lines.append(f"const {node.kind} x{len(lines)} = {texts[i]};")
             texts[i] = f"x{len(lines) - 1}"
-    return [*lines, f"return {value.format(*(texts[node] for node in nodes))};"]
+    lines.append(f"return {value.format(*(texts[node] for node in nodes))};")
+    return "".join(f"        {line}\n" for line in lines)
 
 
 def of_text(argument: str, text: str) -> tuple[str, str]:
@@ -175,43 +161,27 @@ def of_text(argument: str, text: str) -> tuple[str, str]:
         of, call = f"float of(float score, {names})", f"of(s, {pair})"
     else:
         of, call = f"bool of({names})", f"!of({pair})"
-    methods = [(_METHODS[argument], [f"return {call};"])]
-    members = [f"static __device__ {of} {{\n{body}\n}}"]
-    return _struct(argument, _SAYS[argument], members, methods)
+    members = [
+        f"static __device__ {of} {{\n{body}\n}}",
+        f"__device__ {_METHODS[argument]} {{\n        return {call};\n    }}",
+    ]
+    return _struct(argument, _SAYS[argument], members, "expression")
 
 
-def _struct(
-    argument: str,
-    says: str,
-    members: Sequence[str],
-    methods: Sequence[tuple[str, Sequence[str]]],
-    header: str = "expression",
-) -> tuple[str, str]:
+def _struct(argument: str, says: str, members: Sequence[str], header: str) -> tuple[str, str]:
     """Return name, which says what is in it, and source of a struct."""
+    body = "\n    ".join((f"static constexpr bool {says};", *members))
 
     def written(name: str) -> str:
-        return "\n    ".join(
-            (
-                f'\n#include "{header}.cuh"\n#line 1 "{argument}"\nstruct {name} : Part<{name}> {{',
-                f"static constexpr bool {says};",
-                *members,
-                *(
-                    line
-                    for head, body in methods
-                    for line in (f"__device__ {head} {{", *(f"    {x}" for x in body), "}")
-                ),
-                "};\n",
-            )
-        )
+        head = f'\n#include "{header}.cuh"\n#line 1 "{argument}"\nstruct {name} : Part<{name}>'
+        return f"{head} {{\n    {body}\n    }};\n"
 
     digest = hashlib.sha256(written("").encode()).hexdigest()[:12]
     name = f"{OWN[argument]}_{digest}"
     return name, written(name)
 
 
-def _expression(
-    graph: Graph, node: Node, texts: Mapping[int, str], names: Mapping[int, str]
-) -> str:
+def _expression(graph: Graph, node: Node, texts: Mapping[int, str]) -> str:
     name, kind, operands, text, array, axis = node
     values = [texts[i] for i in operands]
     if name in _INLINE:
@@ -219,14 +189,14 @@ def _expression(
     if name == "constant":
         return _LITERALS[kind](text)
     if name == "length":
-        return f"{names[array]}.lengths[{axis}]"
+        return f"{_named(array)}.lengths[{axis}]"
     if name == "cast":
         return f"static_cast<{kind}>({values[0]})"
     if name == "where":
         return "{} ? {} : {}".format(*values)
     if name == "load":
         indices = (_index(graph, i, text) for i, text in zip(operands, values, strict=True))
-        return f"numpy::read<{kind}>({names[array]}.at({', '.join(indices)}))"
+        return f"numpy::read<{kind}>({_named(array)}.at({', '.join(indices)}))"
     return f"numpy::{name}({', '.join(values)})"
 
 

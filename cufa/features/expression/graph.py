@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 BOOL, INT, LONG, FLOAT = KINDS = ("bool", "int", "long long", "float")
 """The types of C++ that a node may have; arithmetic of two types is in the later one."""
+
+TYPES: dict[str, Any] = dict(zip(KINDS, (np.bool_, np.int32, np.int64, np.float32), strict=True))
+"""The same types of NumPy."""
 
 PAIR = ("pair.batch", "pair.head", "pair.query", "pair.key")
 """Nodes of the pair whose score it is: integers that are not negative."""
@@ -92,13 +95,17 @@ class Graph:
             return all(map(self.is_never_negative, operands))
         return False
 
-    def reachable(self, root: int) -> list[int]:
-        """Return the nodes that one is computed from, itself the last, each after its operands."""
-        found = {root}
-        for i in range(root, -1, -1):
+    def reachable(self, *roots: int) -> list[int]:
+        """Return nodes and all that they are computed from, each after its operands."""
+        found = set(roots)
+        for i in range(max(roots, default=-1), -1, -1):
             if i in found:
                 found.update(self.nodes[i].operands)
         return sorted(found)
+
+    def names(self, *roots: int) -> set[str]:
+        """Return the names of nodes and of all that they are computed from."""
+        return {self.nodes[i].name for i in self.reachable(*roots)}
 
 
 def _kind_of(value: bool | int | float) -> str:

@@ -108,13 +108,12 @@ def _power(graph: Graph, base: int, exponent: int) -> int:
 
 
 def _product(graph: Graph, base: int, n: int) -> int:
-    one = graph.constant(1, graph.kind(base))
-    result = None
-    for digit in f"{abs(n):b}".lstrip("0"):
-        if result is not None:
-            result = applied(graph, "multiply", [result, result])
-        if digit == "1":
-            result = base if result is None else applied(graph, "multiply", [result, base])
-    if result is None:
-        return one
-    return applied(graph, "divide", [one, result]) if n < 0 else result
+    """Return a power by squares."""
+    if n <= 0:
+        one = graph.constant(1, graph.kind(base))
+        return one if n == 0 else applied(graph, "divide", [one, _product(graph, base, -n)])
+    if n == 1:
+        return base
+    root = _product(graph, base, n // 2)
+    square = applied(graph, "multiply", [root, root])
+    return applied(graph, "multiply", [square, base]) if n % 2 else square

@@ -42,14 +42,12 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
     ----------
     graph : Graph
     root : int
-        A score in natural units.
+        A score in natural units, whose derivative by the score that it is made of is 1.
     """
     turns: set[int] = set()
-    of_key: list[bool] = []
-    of_score: list[bool] = []
+    varies: list[bool] = []
     for node in graph.nodes[: root + 1]:
-        of_key.append(node.name == _KEY or any(of_key[i] for i in node.operands))
-        of_score.append(node.name == SCORE or any(of_score[i] for i in node.operands))
+        varies.append(node.name in (_KEY, SCORE) or any(varies[i] for i in node.operands))
 
     def total(a: int | None, b: int | None, name: str) -> int | None:
         """Return the sum or the difference of two steps; None stands for no growth."""
@@ -59,27 +57,11 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
             return b if name == "add" else applied(graph, "negative", [b])
         return applied(graph, name, [a, b])
 
-    def of_sum(i: int) -> int | None:
-        """Return the step of a node less the score: the node is the score, or a sum with it."""
-        node = graph.nodes[i]
-        if node.name == SCORE:
-            return None
-        inner = [of_score[j] for j in node.operands]
-        if node.name == "add" and inner.count(True) == 1:
-            score, other = node.operands if inner[0] else node.operands[::-1]
-            return total(of_sum(score), even(other), "add")
-        if node.name == "subtract" and inner == [True, False]:
-            return total(of_sum(node.operands[0]), even(node.operands[1]), "subtract")
-        raise _UnevenError
-
-    def product(step: int, factor: int) -> int:
-        return applied(graph, "multiply", [step, factor])
-
     @functools.cache
     def even(i: int) -> int | None:
-        """Return the step of a node without the score; None if it is the same for all keys."""
+        """Return the step of a node less the score; None if it is the same for all keys."""
         node = graph.nodes[i]
-        if not of_key[i]:
+        if node.name == SCORE or not varies[i]:
             return None
         if node.name in ("absolute", "fabs"):
             return of_distance(node.operands[0])
@@ -104,21 +86,20 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
             if first is not None and second is None:
                 return applied(graph, node.name, [first, b])
             if first is None and second is not None:
-                return product(second, a)
+                return applied(graph, "multiply", [second, a])
         raise _UnevenError
 
     def of_distance(i: int) -> int:
         """Return the step of the absolute value of a node."""
         while graph.nodes[i].name == "cast" and graph.kind(i) in (LONG, FLOAT):
             (i,) = graph.nodes[i].operands
-        reached = {graph.nodes[j].name for j in graph.reachable(i)}
-        if graph.kind(i) != INT or not reached <= _LINEAR or times(i) > _SMALL:
+        if graph.kind(i) != INT or not graph.names(i) <= _LINEAR or times(i) > _SMALL:
             raise _UnevenError
         step = even(i)
         if step is None:
             raise _UnevenError
         turns.add(i)
-        return product(step, graph.add(Node(SIDE, INT)))
+        return applied(graph, "multiply", [step, graph.add(Node(SIDE, INT))])
 
     @functools.cache
     def times(i: int) -> int:
@@ -139,7 +120,7 @@ def tilt_of(graph: Graph, root: int) -> Tilt | None:
         return name == "constant" and float.fromhex(text) not in (0.0, math.inf, -math.inf)
 
     try:
-        step = of_sum(root)
+        step = even(root)
     except _UnevenError:
         return None
     if len(turns) > 1:

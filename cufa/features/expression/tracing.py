@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import linecache
+import operator
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, check_unmasked
+from cufa.arrays import Array, Ints, check_unmasked
 from cufa.features.expression import cpp
 from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
 from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
-from cufa.features.expression.on_numpy import evaluated
+from cufa.features.expression.on_numpy import on_numpy
 from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
 from cufa.features.part import Parameter, Part
@@ -28,9 +30,6 @@ _KNOWN = 256  # traces that are remembered
 _AGAIN = 3  # traces: one that is the same by chance must not pass for all
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _MOST_BYTES = 1024  # of a kernel's parameter, for the arrays of a function
-
-Read = tuple[int, str]
-"""An array that is read: which of the function's, and what it is called."""
 
 
 class TracedFunctions(NamedTuple):
@@ -65,21 +64,8 @@ _SCORE = Node(SCORE, FLOAT)
 _UNCHANGED, _ALL_SEEN = _SCORE, Node("constant", BOOL, text="1")
 
 
-class _Traced(NamedTuple):
-    """The part that a function is, or None if it changes nothing, and the arrays that it reads.
-
-    Attributes
-    ----------
-    part : str or None
-    reads : tuple of Read
-    sums : tuple of str
-        As in `TracedFunctions`.
-    """
-
-    part: str | None
-    reads: tuple[Read, ...]
-    sums: tuple[str, ...] = ()
-
+_Traced = tuple[TracedFunctions, Ints]
+"""A function, but for the arrays that it reads, and which of those to which it refers they are."""
 
 _known: dict[tuple[Any, ...], _Traced] = {}
 
@@ -104,30 +90,31 @@ def trace(score_mod: object, mask_mod: object, wrt: tuple[str, ...] = ()) -> Tra
     ValueError
         More arrays than a kernel takes.
     """
-    parts, arrays, names = [], [], []
-    sums: tuple[str, ...] = ()
-    for argument, given in ((SCORE_MOD, score_mod), (MASK_MOD, mask_mod)):
-        if given is None:
-            continue
-        if isinstance(given, str):
-            parts.append(_of_text(argument, given))
-            continue
+    score = NOTHING if score_mod is None else _trace(SCORE_MOD, score_mod, wrt)
+    if mask_mod is None:
+        return score
+    return TracedFunctions(*map(operator.add, score, _trace(MASK_MOD, mask_mod)))
+
+
+def _trace(argument: str, given: Any, wrt: tuple[str, ...] = ()) -> TracedFunctions:
+    """Return one function; as `trace`."""
+    if isinstance(given, str):
+        function, found = given, Closure((given,), {}, is_known=True)
+    else:
         function = check(argument, given)
         found = closure(function)
-        by = wrt if argument == SCORE_MOD else ()
-        key = argument, found.key, by
-        traced = _known.get(key) if found.is_known else None
-        if traced is None:
-            traced = _traced(argument, function, found, by)
-            if found.is_known:
-                remember(_known, key, traced, _KNOWN)
-        if traced.part is not None:
-            parts.append(traced.part)
-            of_function = tuple(found.arrays.values())
-            arrays += [of_function[i][0] for i, _ in traced.reads]
-            names += [name for _, name in traced.reads]
-            sums += traced.sums
-    return TracedFunctions(tuple(parts), tuple(arrays), tuple(names), sums)
+    key = argument, found.key, wrt
+    known = _known.get(key) if found.is_known else None
+    if known is None:
+        known = _traced(argument, function, found, wrt)
+        if found.is_known:
+            remember(_known, key, known, _KNOWN)
+    traced, reads = known
+    if not reads:
+        return traced
+    parts, _, names, sums = traced
+    arrays = tuple(found.arrays.values())
+    return TracedFunctions(parts, tuple(arrays[i][0] for i in reads), names, sums)
 
 
 def check(argument: str, given: object) -> Any:
@@ -148,18 +135,6 @@ def check(argument: str, given: object) -> Any:
             f"be called) or a string of C++, not {type(given).__name__}{way_out}"
         )
     return MethodType(called, given)
-
-
-def _of_text(argument: str, text: str) -> str:
-    key = argument, text
-    traced = _known.get(key)
-    if traced is None:
-        name, source = cpp.of_text(argument, text)
-        register(Part(name, argument, source=source))
-        traced = _Traced(name, ())
-        remember(_known, key, traced, _KNOWN)
-    assert traced.part is not None
-    return traced.part
 
 
 def derivative_of(score_mod: Callable[..., Any]) -> Callable[..., np.ndarray] | None:
@@ -190,22 +165,21 @@ class Partial(NamedTuple):
 def read_by(score_mod: Callable[..., Any]) -> dict[str, Array]:
     """Return the arrays of floats to which a `score_mod` refers, by name."""
     arrays = closure(score_mod).arrays.values()
-    return {name: array for array, name in arrays if ELEMENTS.get(array.dtype) == FLOAT}
+    floats = {dtype for dtype, (_, kind) in ELEMENTS.items() if kind == FLOAT}
+    return {name: array for array, name in arrays if array.dtype in floats}
 
 
 def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
     """Return the derivatives of a `score_mod` by what it reads of an array, a place each."""
     recorded = _recorded(SCORE_MOD, score_mod, closure(score_mod))
     graph, root, reads, _ = recorded
-    (number,) = (each.number for each in reads if each.name == name)
-    nodes = graph.reachable(root)
-    loads = [i for i in nodes if (graph.nodes[i].name, graph.nodes[i].array) == ("load", number)]
+    numbers = {each.number: 0 for each in reads if each.name == name}
     return [
         Partial(
-            recorded.on_numpy(derivative(graph, root, i)),
-            [recorded.on_numpy(index) for index in graph.nodes[i].operands],
+            recorded.on_numpy(each.slope),
+            [recorded.on_numpy(index) for index in graph.nodes[each.load].operands],
         )
-        for i in loads
+        for each in _elements(graph, root, numbers)
     ]
 
 
@@ -217,9 +191,8 @@ def indices_read(mask_mod: Callable[..., Any] | str) -> set[str]:
         return set(re.findall(r"\w+", code)).intersection(indices)
     function = check(MASK_MOD, mask_mod)
     recorded = _recorded(MASK_MOD, function, closure(function))
-    reached = {recorded.graph.nodes[i].name for i in recorded.graph.reachable(recorded.root)}
-    names = zip(PAIR, indices, strict=True)
-    return {name for node, name in names if node in reached}
+    reached = recorded.graph.names(recorded.root)
+    return {name for node, name in zip(PAIR, indices, strict=True) if node in reached}
 
 
 def _slope(graph: Graph, root: int) -> int | None:
@@ -238,12 +211,7 @@ class _Recorded(NamedTuple):
 
     def on_numpy(self, node: int) -> Callable[..., np.ndarray]:
         """Return what computes a node from what the function is called with: NumPy arrays."""
-
-        def value(*inputs: np.ndarray) -> np.ndarray:
-            named = dict(zip((SCORE, *PAIR), inputs, strict=True))
-            return evaluated(self.graph, node, named, self.arrays)
-
-        return value
+        return on_numpy(self.graph, node, self.arrays)
 
 
 def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:
@@ -274,9 +242,11 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
     return _Recorded(graph, root, reads, [array for array, _ in found.arrays.values()])
 
 
-def _traced(
-    argument: str, function: Callable[..., Any], found: Closure, wrt: tuple[str, ...]
-) -> _Traced:
+def _traced(argument: str, function: Any, found: Closure, wrt: tuple[str, ...]) -> _Traced:
+    if isinstance(function, str):
+        name, source = cpp.of_text(argument, function)
+        register(Part(name, argument, source=source))
+        return TracedFunctions((name,)), ()
     graph, root, arrays, _ = _recorded(argument, function, found)
     again = (_recorded(argument, function, found) for _ in range(_AGAIN))
     if any((each.graph.nodes, each.root) != (graph.nodes, root) for each in again):
@@ -287,7 +257,7 @@ def _traced(
         )
     slope = _slope(graph, root) if argument == SCORE_MOD else None
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
-        return _Traced(None, ())
+        return NOTHING, ()
     reached = (graph.nodes[i] for i in graph.reachable(root))
     used = [arrays[i] for i in sorted({node.array for node in reached if node.array >= 0})]
     size = sum(8 + 12 * array.ndim for array in used)
@@ -296,7 +266,7 @@ def _traced(
             f"{argument} reads {len(used)} arrays, whose addresses, strides and lengths take "
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
-    tilt = tilt_of(graph, root) if argument == SCORE_MOD else None
+    tilt = tilt_of(graph, root) if argument == SCORE_MOD and slope is None else None
     sums = tuple(array.name for array in used if array.name in wrt)
     numbers = {array.number: sums.index(array.name) for array in used if array.name in sums}
     elements = _elements(graph, root, numbers)
@@ -304,7 +274,8 @@ def _traced(
     ndims = tuple(array.ndim for array in used)
     parameters = tuple(Parameter(sums_of_read(i), "u8") for i in range(len(sums)))
     register(Part(name, argument, parameters, source=source, arrays=ndims, tilts=tilt is not None))
-    return _Traced(name, tuple((a.number, f"{argument}: {a.name}") for a in used), sums)
+    names = tuple(f"{argument}: {array.name}" for array in used)
+    return TracedFunctions((name,), (), names, sums), tuple(array.number for array in used)
 
 
 def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]:
@@ -313,22 +284,20 @@ def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]
     for i in graph.reachable(root):
         node = graph.nodes[i]
         if node.name == "load" and node.array in sums:
-            reached = {j for index in node.operands for j in graph.reachable(index)}
-            names = {graph.nodes[j].name for j in reached}
+            names = graph.names(*node.operands)
             by_query, by_key = (not names.isdisjoint((SCORE, name)) for name in PAIR[2:])
             slope = derivative(graph, root, i)
             found.append(Element(i, slope, sums[node.array], by_query, by_key))
     return found
 
 
-def _place(traceback: TracebackType | None) -> str:
+def _place(where: TracebackType | None) -> str:
     """Return the line of the caller's own code where an error came up."""
     place = ""
-    while traceback is not None:
-        code, line = traceback.tb_frame.f_code, traceback.tb_lineno
-        module = traceback.tb_frame.f_globals.get("__name__", "")
+    for frame, line in traceback.walk_tb(where):
+        module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in ("cufa", "numpy", "cupy"):
-            text = linecache.getline(code.co_filename, line).strip()
-            place = f" ({code.co_filename}, line {line}{': ' if text else ''}{text})"
-        traceback = traceback.tb_next
+            path = frame.f_code.co_filename
+            text = linecache.getline(path, line).strip()
+            place = f" ({path}, line {line}{': ' if text else ''}{text})"
     return place

@@ -9,33 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from cufa.checks import shown_dtype
+from cufa.dtypes import DTYPES
 from cufa.features.expression import rules
-from cufa.features.expression.graph import BOOL, FLOAT, INT, KINDS, LONG, Graph, Node
+from cufa.features.expression.graph import BOOL, FLOAT, INT, KINDS, LONG, TYPES, Graph, Node
 
-ELEMENTS: dict[np.dtype, str] = {
-    np.dtype(dtype): kind
-    for kind, dtypes in (
-        (BOOL, (np.bool_,)),
-        (INT, (np.int8, np.uint8, np.int16, np.uint16, np.int32)),
-        (LONG, (np.uint32, np.int64)),
-        (FLOAT, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)),
-    )
-    for dtype in dtypes
+ELEMENTS = {
+    np.dtype(np.bool_): ("unsigned char", BOOL),
+    np.dtype(np.int8): ("signed char", INT),
+    np.dtype(np.uint8): ("unsigned char", INT),
+    np.dtype(np.int16): ("short", INT),
+    np.dtype(np.uint16): ("unsigned short", INT),
+    np.dtype(np.int32): ("int", INT),
+    np.dtype(np.uint32): ("unsigned int", LONG),
+    np.dtype(np.int64): ("long long", LONG),
+    np.dtype(np.float64): ("double", FLOAT),
+    **{np.dtype(name): (row.cpp, FLOAT) for name, row in DTYPES.items()},
 }
-"""The type that an element of an array has when it has been read."""
+"""The type of an element of an array in C++, and that which it has when it has been read."""
 
 _ELSEWHERE = "an index of a list, or of an array that is no global name and no name around"
 _NAME_IT = "make it an array and give it such a name"
 
-_COMPUTED = {
-    np.dtype(kind): ELEMENTS[np.dtype(kind)]
-    for kind in (np.bool_, np.int32, np.int64, np.float32, np.float64)
-}
+_COMPUTED = {**{np.dtype(of): kind for kind, of in TYPES.items()}, np.dtype(np.float64): FLOAT}
 """Types that a value may be converted to; `ELEMENTS` are those that may be read."""
 
 
@@ -159,6 +158,11 @@ class Value(_Traced):
     def __init__(self, graph: Graph, node: int) -> None:
         self._graph, self.node = graph, node
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is the constant 1, a float."""
+        return self.node == self._graph.constant(1.0)
+
     def _node(self) -> int:
         return self.node
 
@@ -223,10 +227,10 @@ class Lookup(_Traced):
                 f"{array.name} has {array.ndim} axes, and {len(indices)} indices: an element is "
                 "read with one for each axis at once"
             )
-        kind = ELEMENTS.get(array.dtype)
-        if kind is None:
+        if array.dtype not in ELEMENTS:
             dtype = shown_dtype(array.dtype)
             raise TypeError(f"{array.name} has dtype {dtype}, which no kernel reads")
+        _, kind = ELEMENTS[array.dtype]
         return self._graph.add(Node("load", kind, indices, array=array.number))
 
 

@@ -1,22 +1,24 @@
-"""New tokens of a layer: checked, and written into it."""
+"""A layer of a cache: the arrays that hold its tokens, and new tokens on their way into them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, as_bhsd, module_of_all, overlap
+from cufa.arrays import Array, as_bhsd, module_of_all, overlap, whole_chunks
 from cufa.caches.counts import none_allocated
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
+from cufa.cpu import expand as cpu_expand
 from cufa.launch import append as launch
-from cufa.launch.launch import Launches, PreparedLaunch
+from cufa.launch import expand as launch_expand
+from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
-from cufa.problem.tokens import Tokens
+from cufa.problem.tokens import Held, Tokens
 from cufa.remembered import remember
 
 _KINDS = 64  # of tokens that are remembered
@@ -43,8 +45,8 @@ class NewTokens(NamedTuple):
     kept: tuple[Array, ...] = ()
 
 
-class Writer:
-    """Writes new tokens into a layer of sequences that follow each other.
+class Layer:
+    """A layer of sequences that follow each other.
 
     Parameters
     ----------
@@ -53,17 +55,42 @@ class Writer:
         The sequences.
     number : int
         The layer.
-    held : Tokens
-        The arrays of the layer, in place of those of any tokens.
+
+    Attributes
+    ----------
+    k, v : array
+        As in `Cache.layer`.
+    k_scale, v_scale : array or None
+        As in `Cache.scales`.
+    k_mean, lengths, block_table : array or None
+        As in `Tokens`, for these sequences.
+    written : ndarray
+        As in `Store`, for these sequences.
     """
 
-    def __init__(self, store: Store, rows: slice, number: int, held: Tokens) -> None:
-        self._store, self._rows, self._number, self._held = store, rows, number, held
+    def __init__(self, store: Store, rows: slice, number: int) -> None:
+        self._store, self._rows, self._number = store, rows, number
         self._sequences = rows.stop - rows.start
-        written = held.k_cache, held.v_cache, held.k_scale, held.v_scale
-        self._own = [array for array in written if array is not None]
-        self._addresses = () if store.xp is np else launch.addresses(held)[4:]
-        self._launches: dict[Key | None, PreparedLaunch | Launches] = {}
+        whole = store.k, store.v, store.k_scale, store.v_scale
+        place = (number, rows) if store.pages is None else number
+        self.k, self.v, *scales = (x if x is None else x[place] for x in whole)
+        self.k_scale, self.v_scale = (
+            x if x is None or store.layout == "bhsd" else x.swapaxes(1, 2) for x in scales
+        )
+        self.k_mean: Array = None if store.k_mean is None else store.k_mean[number, rows]
+        starts, self.lengths = store.device[0, rows], store.device[1, rows]
+        self.block_table = None if store.table is None else store.table[rows]
+        self.written = store.written[number, rows]
+        # The part of `Tokens` that is the same for all tokens.
+        self._held = Tokens(
+            *(None, None, None, None, as_bhsd(self.k, store.layout), as_bhsd(self.v, store.layout)),
+            *(starts, self.lengths, self.block_table, store.rotaries[number]),
+            *(*scales, self.k_mean),
+        )
+        self._expand: Any = cpu_expand if store.xp is np else launch_expand
+        self._own = [x for x in (self.k, self.v, *scales) if x is not None]
+        self._addresses = () if store.xp is np else launch.addresses(self._held)[4:]
+        self._launches: dict[Key | None, Launch] = {}
 
     def new(self, k: Array, v: Array, q: Array | None) -> NewTokens:
         """Check new tokens. Nothing is written.
@@ -109,8 +136,7 @@ class Writer:
     def check_new(self, n: int) -> None:
         """Refuse to write n tokens where none is new, where the new ones are, or after a gap."""
         store, layer, first = self._store, self._number, self._rows.start
-        starts, ends = store.host[:, self._rows]
-        written = store.written[layer, self._rows]
+        (starts, ends), written = store.host[:, self._rows], self.written
         if not store.in_use[self._rows].any():
             raise none_allocated(first, self._sequences)
         again = np.flatnonzero((ends > starts) & (written == ends))
@@ -179,3 +205,36 @@ class Writer:
                     f"{name} (shape {array.shape}) shares memory with the cache, where it would "
                     "change while it is read: give a copy"
                 )
+
+    def dequantized(self, dtype: np.dtype, length: int) -> tuple[Array, Array]:
+        """Return keys and values of 8 bits as arrays of a dtype, in one piece.
+
+        Parameters
+        ----------
+        dtype, length
+            As in `Cache.dequantize`, checked.
+        """
+        store, held = self._store, self._held
+        k = Held(held.k_cache, held.k_scale, self.block_table, held.k_mean)
+        v = Held(held.v_cache, held.v_scale, self.block_table)
+        heads, found = store.shape[1], []
+        for its in (k, v):
+            rows = (heads, length) if store.layout == "bhsd" else (length, heads)
+            dim = its.values.shape[3]
+            whole = store.xp.empty((self._sequences, *rows, whole_chunks(dim, 1)), dtype)
+            found.append(whole[..., :dim])
+            self._expand.expand(its, as_bhsd(found[-1], store.layout))
+        return found[0], found[1]
+
+    def add_mean(self, lse: Array, q: Array, scale: float) -> None:
+        """Add to log-sum-exps what the keys lack that a mean was taken off.
+
+        Parameters
+        ----------
+        lse : array of float32, (batch, heads_q, seq)
+        q : array
+            In the order of the layout.
+        scale : float
+            The factor of scores.
+        """
+        self._expand.add_mean(lse, as_bhsd(q, self._store.layout), self.k_mean, scale)
