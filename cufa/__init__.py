@@ -14,10 +14,9 @@ Start here:
 """
 
 from cufa.api.attention import attention, explain
-from cufa.api.backward import attention_backward
+from cufa.api.backward import attention_backward, explain_backward
 from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
-from cufa.api.explain_backward import explain_backward
 from cufa.api.merge import merge
 from cufa.api.quantize import quantize
 from cufa.api.rotary import Rotary

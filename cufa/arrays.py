@@ -63,7 +63,9 @@ class Operands(NamedTuple):
     """The arrays of a call as 4-D (batch, heads, seq, head_dim) views; `out` may be None.
 
     `score_arrays` are the arrays that parts of the score read, by argument, with all of the part's
-    axes, on the CPU only. `seed` is that of a dropout.
+    axes, on the CPU only. `seed` is that of a dropout. `lengths` are the arrays that say how long
+    sequences are, by argument, in order. `scales` are those of K and of V in a cache of 8 bits,
+    (batch, heads, capacity), or (pages, heads, page_size).
     """
 
     q: Array
@@ -72,23 +74,15 @@ class Operands(NamedTuple):
     out: Array
     score_arrays: Mapping[str, Array] = MappingProxyType({})
     seed: int = 0
+    lengths: Mapping[str, Array | None] = MappingProxyType({})
+    scales: tuple[Array, ...] = ()
 
 
 # --- kinds and views ---
 
 
-def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> ModuleType:
-    """Find the module, numpy or cupy, that all arrays of a call belong to.
-
-    Parameters
-    ----------
-    q, k, v : array
-    out : array, optional
-
-    Returns
-    -------
-    module
-        `numpy` or `cupy`.
+def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
+    """Find the module, numpy or cupy, that all arrays of a call belong to, given by name.
 
     Raises
     ------
@@ -96,12 +90,6 @@ def array_module(q: Array, k: Array, v: Array, out: Array | None = None) -> Modu
         For an object that is neither a NumPy nor a CuPy array, for a masked array (its mask would
         be ignored), and when the two kinds are mixed.
     """
-    arrays = {"q": q, "k": k, "v": v}
-    return module_of_all(arrays if out is None else {**arrays, "out": out})
-
-
-def module_of_all(arrays: Mapping[str, Array]) -> ModuleType:
-    """Find the module that all arrays of a call belong to, given by name; as `array_module`."""
     (first, reference), *others = arrays.items()
     module = module_of(first, reference)
     for name, array in others:
@@ -123,7 +111,7 @@ def check_unmasked(name: str, values: object) -> None:
 
 
 def module_of(name: str, array: Array) -> ModuleType:
-    """Return numpy or cupy for one array of a call; as `array_module`."""
+    """Return numpy or cupy for one array of a call; as `module_of_all`."""
     if isinstance(array, np.ndarray):
         check_unmasked(name, array)
         return np
@@ -152,7 +140,12 @@ def _way_out(name: str, array: object) -> str:
 
 
 def as_bhsd(array: Array, layout: str) -> Array:
-    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1."""
+    """View an array of rank 2 to 4 as (batch, heads, seq, head_dim); missing axes have length 1.
+
+    With layout "thd" the array is (tokens, heads, head_dim), and the batch has length 1.
+    """
+    if layout == "thd":
+        return array.swapaxes(0, 1)[None]
     if array.ndim == 2:
         return array[None, None]
     if array.ndim == 3:
@@ -177,14 +170,8 @@ def extent(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
     """Return where an array's memory begins and ends, in bytes from its first element."""
     if 0 in shape:
         return 0, 0
-    low = high = 0
-    for n, step in zip(shape, strides, strict=True):
-        reach = (n - 1) * step
-        if reach < 0:
-            low += reach
-        else:
-            high += reach
-    return low, high + itemsize
+    reaches = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    return sum(min(0, x) for x in reaches), sum(max(0, x) for x in reaches) + itemsize
 
 
 def overlaps_itself(shape: Ints, strides: Ints, itemsize: int) -> bool:
@@ -262,15 +249,9 @@ def readable(
         Whether the kernel stays in its place where the stride along batch or heads is 0: for K and
         V it does.
     """
-    batch, head, seq, element = strides
-    if shape[3] * itemsize % ALIGNMENT:
-        return 0 in shape
-    if element == itemsize and (batch | head | seq) % ALIGNMENT == 0:
-        if not tma or (batch > 0 and head > 0 and seq > 0):
-            return True
-    elif 0 in shape:
+    if 0 in shape:
         return True
-    elif element != itemsize:
+    if shape[3] * itemsize % ALIGNMENT or strides[3] != itemsize:
         return False
     for axis, (n, step) in enumerate(zip(shape[:3], strides[:3], strict=True)):
         if n > 1 and step % ALIGNMENT:

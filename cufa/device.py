@@ -61,13 +61,13 @@ _NAMED = {
     "b200": Device("b200", 100, 148, 227 * _KIB, 228 * _KIB, 126 * _MIB, 2048, 65536, 32),
     "rtx5090": Device("rtx5090", 120, 170, 99 * _KIB, 100 * _KIB, 96 * _MIB, 1536, 65536, 24),
 }
+# Of an architecture with several, the last one is typical. Suffixes are NVRTC's: "a" since sm_90,
+# "f" since sm_100.
 _OF_ARCH = {
-    "sm_80": "a100",
-    "sm_86": "rtx3090",
-    "sm_89": "rtx4090",
-    **dict.fromkeys(("sm_90", "sm_90a"), "h200"),
-    **dict.fromkeys(("sm_100", "sm_100a", "sm_100f"), "b200"),
-    **dict.fromkeys(("sm_120", "sm_120a", "sm_120f"), "rtx5090"),
+    f"sm_{device.compute_capability}{suffix}": device
+    for device in _NAMED.values()
+    for suffix, since in (("", 0), ("a", 90), ("f", 100))
+    if device.compute_capability >= since
 }
 
 
@@ -82,7 +82,7 @@ def named(name: str) -> Device:
 def of_arch(arch: str) -> Device:
     """Return a typical GPU of an architecture, such as ``"sm_86"``; ValueError for another."""
     try:
-        return _NAMED[_OF_ARCH[f"sm_{arch.removeprefix('sm_')}"]]
+        return _OF_ARCH[f"sm_{arch.removeprefix('sm_')}"]
     except KeyError:
         raise ValueError(f"arch must be one of {', '.join(_OF_ARCH)}, not {arch!r}") from None
 

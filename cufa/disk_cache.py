@@ -85,17 +85,14 @@ def read(path: Path) -> bytes | None:
         if os.name == "nt":
             return path.read_bytes()
         top = folder()
-        return _read_trusted(top if top in path.parents else path.parent, path)
+        with contextlib.ExitStack() as opened:
+            where = top if top in path.parents else path.parent
+            descriptor, found = _open(where, path, opened)
+            if found is None:
+                with open(descriptor, "rb", closefd=False) as file:
+                    return file.read()
     except OSError:
         return None
-
-
-def _read_trusted(top: Path, path: Path) -> bytes | None:
-    with contextlib.ExitStack() as opened:
-        descriptor, found = _open(top, path, opened)
-        if found is None:
-            with open(descriptor, "rb", closefd=False) as file:
-                return file.read()
     _ignored(found)
     return None
 

@@ -19,12 +19,10 @@ from reference import DTYPES, oracle
 
 from cufa import device
 from cufa.api import arguments
-from cufa.api import decode as decoding
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.launch import append, calls, clear_rows, counters, params, scratch, tensor_map
 from cufa.problem.parse import parse
-from cufa.problem.parse_decode import parse_decode
 from cufa.specs import KERNELS
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.fp8_variant import Fp8Variant
@@ -519,11 +517,6 @@ class Gpu:
         self.parsed += 1
         return parse(*args, **options)
 
-    def parse_decode(self, *args: Any, **options: Any) -> Any:
-        """Stand for `parse_decode`."""
-        self.parsed += 1
-        return parse_decode(*args, **options)
-
     def filled(self, nbytes: int, byte: int) -> Any:
         """Stand for `counters.filled`."""
         if self.slow:
@@ -570,7 +563,6 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setitem(sys.modules, "cupy", played.cupy())
     monkeypatch.setattr(device, "of_id", lambda device_id: device.named("h200"))
     monkeypatch.setattr(arguments, "parse", played.parse)
-    monkeypatch.setattr(decoding, "parse_decode", played.parse_decode)
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_prepared", {})

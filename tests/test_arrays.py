@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from reference import DTYPES
 
-from cufa.arrays import array_module, extent, overlap, overlaps_itself, readable
+from cufa.arrays import extent, module_of_all, overlap, overlaps_itself, readable
 
 Call = dict[str, Any]
 
@@ -20,8 +20,8 @@ Call = dict[str, Any]
 
 def test_cupy_is_not_imported() -> None:
     code = (
-        "import sys, numpy as np; from cufa.arrays import array_module\n"
-        "x = np.zeros((2, 4), np.float32); array_module(x, x, x)\n"
+        "import sys, numpy as np; from cufa.arrays import module_of_all\n"
+        "x = np.zeros((2, 4), np.float32); module_of_all({'q': x, 'k': x})\n"
         "assert 'cupy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -44,15 +44,15 @@ def test_objects_that_are_no_arrays(name: str, thing: Any) -> None:
     x = np.zeros((2, 4), np.float32)
     call = {"q": x, "k": x, "v": x, "out": x.copy(), name: thing}
     with pytest.raises(TypeError, match=rf"^{name} must be a NumPy or a CuPy array, not \w+"):
-        array_module(**call)
+        module_of_all(call)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_only_out_may_be_none(name: str) -> None:
+def test_none_is_no_array(name: str) -> None:
     x = np.zeros((2, 4), np.float32)
     call: Call = {"q": x, "k": x, "v": x, name: None}
     with pytest.raises(TypeError, match=rf"^{name} must be .* not NoneType"):
-        array_module(**call)
+        module_of_all(call)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_dlpack_is_suggested(attributes: dict[str, Any], way_out: str) -> None:
     for name, value in attributes.items():
         setattr(tensor, name, value)
     with pytest.raises(TypeError, match=way_out):
-        array_module(tensor, tensor, tensor)
+        module_of_all({"q": tensor})
 
 
 def test_masked_arrays_are_refused() -> None:
     x = np.zeros((2, 4), np.float32)
     with pytest.raises(TypeError, match=r"^v is a masked array"):
-        array_module(x, x, np.ma.masked_array(x))
+        module_of_all({"q": x, "v": np.ma.masked_array(x)})
 
 
 def device_array(
@@ -95,7 +95,7 @@ def test_mixing_numpy_and_cupy(cupy: Any, name: str) -> None:
     for most, one in ((host, device), (device, host)):
         call = {"q": most, "k": most, "v": most, "out": most, name: one}
         with pytest.raises(TypeError, match=rf"^{'k' if name == 'q' else name} is a \w+ array"):
-            array_module(**call)
+            module_of_all(call)
 
 
 # --- memory ---

@@ -2,143 +2,130 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.api.block_mask import with_block_mask
-from cufa.api.other_names import refuse
-from cufa.arrays import Array, Ints, Operands, as_bhsd
-from cufa.checks import refuse_kernel
-from cufa.cpu import attention as cpu
-from cufa.cpu.functions import Functions, checked
+from cufa.api.block_mask import mask_mod_of
+from cufa.api.fp8 import Fp8, as_8_bits
+from cufa.arrays import Array, Ints, Operands, as_bhsd, module_of_all
+from cufa.checks import check_flag, check_integer, refuse_kernel
+from cufa.cpu.functions import Functions, checked, differentiable
 from cufa.features.dropout import check_dropout_seed
-from cufa.features.expression.tracing import TracedFunctions
-from cufa.problem.parse import parse, restore_shape
+from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
+from cufa.features.parts import ARRAYS
+from cufa.features.user_functions import OWN
+from cufa.launch.calls import on_device
+from cufa.problem.extras import Extras
+from cufa.problem.parse import axes_of, layout_of, parse, restore_shape, scales_of, tensors_of
 from cufa.problem.problem import Problem
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def arguments_of(function: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Return a decorator: what it decorates is given all arguments of another function, by name.
-
-    Arguments that the caller leaves out have the other function's defaults.
-    """
-    signature = inspect.signature(function)
-
-    def decorate(decorated: _F) -> _F:
-        @functools.wraps(decorated)
-        def called(*args: Any, **keywords: Any) -> Any:
-            unknown = [name for name in keywords if name not in signature.parameters]
-            if unknown:
-                refuse(decorated, unknown)
-            try:
-                bound = signature.bind(*args, **keywords)
-            except TypeError:
-                try:
-                    function(*args, **keywords)  # which says what is missing, or too much
-                except TypeError as error:
-                    message = str(error).replace(function.__name__, decorated.__name__, 1)
-                    raise TypeError(message) from None
-                raise
-            bound.apply_defaults()
-            return decorated(**bound.arguments)
-
-        returned = inspect.signature(decorated).return_annotation
-        vars(called)["__signature__"] = signature.replace(return_annotation=returned)
-        typed: Any = called
-        return typed
-
-    return decorate
 
 
 class Call(NamedTuple):
-    """A call that has been checked, as far as dense and other arrays differ.
+    """A call of `attention`, `attention_varlen` or `decode`, or of gradients, that is legal.
 
     Attributes
     ----------
     problem : Problem
     operands : Operands
         With the seed of a dropout.
-    lengths : dict
-        The arrays that say how long sequences are, by argument, in order.
-    shapes : tuple
-        The shapes of the result and of its log-sum-exp.
-    view : callable
-        Makes a (batch, heads, seq, head_dim) view of an array of the caller's.
-    ndim : int
-        Axes of q, as parts of the score count them.
+    arguments : mapping
+        The arguments, by name; for q, k and v in 8 bits, arrays of their shapes.
+    xp : module
+        The module that the arrays belong to.
+    mods : TracedFunctions
+        The caller's functions, on a GPU.
+    fp8 : Fp8 or None
+        q, k and v in 8 bits.
     """
 
     problem: Problem
     operands: Operands
-    lengths: dict[str, Array | None]
-    shapes: tuple[Ints, Ints]
-    view: Callable[[Array], Array]
-    ndim: int
+    arguments: Mapping[str, Any]
+    xp: ModuleType
+    mods: TracedFunctions
+    fp8: Fp8 | None
+
+    @property
+    def ndim(self) -> int:
+        """Axes of q, as parts of the score count them."""
+        return axes_of(self.arguments)
+
+    @property
+    def shapes(self) -> tuple[Ints, Ints]:
+        """The shapes of the result and of its log-sum-exp."""
+        return restore_shape(self.problem, self.ndim, layout_of(self.arguments))
+
+    def view(self, array: Array) -> Array:
+        """Return a (batch, heads, seq, head_dim) view of an array of the caller's."""
+        return as_bhsd(array, layout_of(self.arguments))
+
+    def extras(self) -> Extras:
+        """Return the arrays besides q, k and v, with lengths on the device."""
+        return Extras(
+            tuple(self.arguments.get(name) for name in ARRAYS),
+            tuple(on_device(name, array) for name, array in self.operands.lengths.items()),
+            self.mods.arrays,
+            self.operands.seed if "Dropout" in self.problem.score else None,
+        )
 
 
-def call_of(arguments: Mapping[str, Any], mods: TracedFunctions, xp: ModuleType) -> Call:
-    """Check the arguments that `attention` and its gradients have in common, as `parsed`."""
-    problem, operands = parsed(arguments, mods, xp)
-    ndim, layout = len(arguments["q"].shape), arguments["layout"]
-    operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
-    lengths = ("lengths_k", "lengths_q") if problem.kv == "Padded" else ()
-    return Call(
-        *(problem, operands, {name: arguments[name] for name in lengths}),
-        restore_shape(problem, ndim, layout),
-        lambda x: as_bhsd(x, layout),
-        ndim,
-    )
-
-
-def parsed(
-    arguments: Mapping[str, Any], mods: TracedFunctions, xp: ModuleType
-) -> tuple[Problem, Operands]:
-    """Return the problem of a call with such arguments, and its arrays.
+def call_of(
+    arguments: Mapping[str, Any],
+    mods: TracedFunctions | None = None,
+    wrt: tuple[str, ...] = (),
+) -> Call:
+    """Check the arguments of a call, by name.
 
     Parameters
     ----------
     arguments : mapping
-        The arguments, by name.
-    mods : TracedFunctions
-        The caller's functions, traced.
-    xp : module
-        The module that the arrays belong to.
+    mods : TracedFunctions, optional
+        The caller's functions, if they have been traced.
+    wrt : tuple of str
+        Names of arrays by which they are differentiated if they are traced here.
     """
+    check_flag("return_lse", arguments["return_lse"])
+    check_flag("batch_invariant", arguments.get("batch_invariant", False))
+    if arguments.get("num_splits") is not None:
+        arguments = {**arguments, "num_splits": _checked_splits(arguments["num_splits"])}
+    if arguments.get("block_mask") is not None:
+        mask_mod = mask_mod_of(arguments["block_mask"], arguments.get("mask_mod"))
+        arguments = {**arguments, "mask_mod": mask_mod}
+    fp8 = None
+    if "k_cache" not in arguments:
+        fp8, arguments = as_8_bits(arguments, layout_of(arguments))
+    xp = module_of_all({**tensors_of(arguments), **scales_of(arguments)})
+    if mods is None:
+        own: dict[str, Any] = {name: arguments.get(name) for name in OWN}
+        mods = NOTHING if xp is np else trace(**own, wrt=wrt)
     problem, operands = parse(arguments, xp, mods)
-    if arguments["block_mask"] is not None:
-        problem = with_block_mask(problem, arguments["block_mask"], xp)
-    return problem, operands
+    seed = check_dropout_seed(arguments.get("seed"), arguments.get("dropout_p", 0.0))
+    if seed:
+        operands = operands._replace(seed=seed)
+    return Call(problem, operands, arguments, xp, mods, fp8)
 
 
-def functions_on_cpu(arguments: Mapping[str, Any]) -> Functions:
-    """Return the functions of a call that runs on the CPU; refuse what is for the GPU."""
+def _checked_splits(num_splits: object) -> int:
+    parts = check_integer("num_splits", num_splits, "an integer or None")
+    if parts < 1:
+        raise ValueError(
+            f"num_splits must be at least 1, or None to choose (flash-attn's 0), not {parts}"
+        )
+    return parts
+
+
+def functions_on_cpu(arguments: Mapping[str, Any], read: Iterable[str] | None = None) -> Functions:
+    """Return the functions of a call that runs on the CPU; refuse what is for the GPU.
+
+    For gradients, `read` names the arrays in functions by which the call is differentiated.
+    """
     refuse_kernel(arguments["kernel"])
     block_mask = arguments.get("block_mask")
-    score_mod, mask_mod = (checked(name, arguments[name]) for name in ("score_mod", "mask_mod"))
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    return Functions(score_mod, mask_mod, tiles=tiles)
-
-
-def on_cpu(call: Call, arguments: Mapping[str, Any]) -> Any:
-    """Run a call of `attention`, or of `attention_varlen`, on NumPy arrays."""
-    functions, out, operands = functions_on_cpu(arguments), arguments["out"], call.operands
-    shape, lse_shape = call.shapes
-    if out is None:
-        out = np.empty(shape, arguments["q"].dtype)
-        operands = operands._replace(out=call.view(out))
-    else:
-        functions.check_apart("out", out)
-    result = operands.out
-    if functions.is_called:  # whatever they raise, `out` is whole
-        operands = operands._replace(out=result.copy())
-    lse = cpu.attention(call.problem, operands, call.lengths, functions)
-    if result is not operands.out:
-        result[...] = operands.out
-    return (out, lse.reshape(lse_shape)) if arguments["return_lse"] else out
+    mods = {name: arguments.get(name) for name in OWN}
+    if read is not None:
+        return differentiable(**mods, wrt=read, tiles=tiles)
+    return Functions(**{name: checked(name, mods[name]) for name in mods}, tiles=tiles)

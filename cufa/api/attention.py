@@ -1,95 +1,58 @@
-"""`attention` and `explain`: problem -> plan -> kernel -> launch."""
+"""`attention` and `explain`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cufa import device as devices
-from cufa.api import fp8_gpu
-from cufa.api.arguments import Call, arguments_of, call_of, functions_on_cpu, on_cpu
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.fp8 import Rows, as_8_bits
-from cufa.api.options import (
-    AttentionOptions,
-    Causal,
-    Layout,
-    Precision,
-    QuantizedOptions,
-    UserFunction,
-    Window,
-)
-from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, array_module
-from cufa.checks import check_flag
-from cufa.cpu import attention as cpu
+from cufa.api.forward import AnyPlan, explained, new_kind, other
+from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
+from cufa.api.other_names import arguments_of, refuse, refuses_other_names
+from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
+from cufa.features.expression.tracing import NOTHING, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.planner.attention import Planner
-from cufa.planner.decode import DecodePlan
-from cufa.planner.fp8 import Fp8Plan
-from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras
+from cufa.problem.lengths import LENGTHS
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
-from cufa.tuned import user_table
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cufa.api.keywords import AttentionOptions, QuantizedOptions
+
+
+_NAMES = (
+    *("q", "k", "v", "out"),
+    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
+    *("scale", "layout", "batch_invariant"),
+)
+
 
 @overload
 def attention(
-    q: ArrayT,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    q: ArrayT, k: AnyArray, v: AnyArray, **options: Unpack[AttentionOptions[Literal[False]]]
 ) -> ArrayT: ...
 @overload
 def attention(
-    q: ArrayT,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[AttentionOptions],
+    q: ArrayT, k: AnyArray, v: AnyArray, **options: Unpack[AttentionOptions[Literal[True]]]
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def attention(
-    q: ArrayT,
-    k: AnyArray,
-    v: AnyArray,
-    *,
-    return_lse: bool,
-    **options: Unpack[AttentionOptions],
+    q: ArrayT, k: AnyArray, v: AnyArray, **options: Unpack[AttentionOptions[bool]]
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 @overload
 def attention(
-    q: Quantized,
-    k: Quantized,
-    v: Quantized,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[False] = False,
-    **options: Unpack[QuantizedOptions],
+    q: Quantized, k: Quantized, v: Quantized, **options: Unpack[QuantizedOptions[Literal[False]]]
 ) -> Any: ...
 @overload
 def attention(
-    q: Quantized,
-    k: Quantized,
-    v: Quantized,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[True],
-    **options: Unpack[QuantizedOptions],
+    q: Quantized, k: Quantized, v: Quantized, **options: Unpack[QuantizedOptions[Literal[True]]]
 ) -> tuple[Any, Any]: ...
 @refuses_other_names
 def attention(
@@ -285,14 +248,15 @@ def attention(
     """
     if other_names:
         refuse(attention, other_names)
-    if block_mask is not None:
-        mask_mod = mask_mod_of(block_mask, mask_mod)
-    mods = NOTHING
-    if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
-    seed = check_dropout_seed(seed, dropout_p)
+    if dropout_p or seed is not None:
+        seed = check_dropout_seed(seed, dropout_p)
+    if out_dtype is not None or precision is not None or isinstance(q, np.ndarray):
+        return other(locals())
+    if block_mask is not None:
+        mask_mod = mask_mod_of(block_mask, mask_mod)
+    mods = NOTHING if score_mod is mask_mod is None else trace(score_mod, mask_mod)
     extras = NO_EXTRAS
     read: tuple[Any, ...] = ()
     no_arrays = (
@@ -305,35 +269,15 @@ def attention(
         has_tiles = block_mask is not None and block_mask.seq_kv > 0
         read = mods.parts, len(lengths), has_tiles, *map(calls.dtype_of, extras.flat)
     choices = (
-        *(causal, window, attention_chunk, softcap, dropout_p, scale, layout),
-        *(return_lse, batch_invariant, out_dtype, precision, kernel),
+        *(return_lse, window, kernel, causal, attention_chunk, softcap, dropout_p, scale),
+        *(layout, batch_invariant),
     )
-    options = calls.key_of(choices, window, kernel), read
-    result = calls.replay(q, k, v, out, return_lse, options, extras)
-    if result is not None:
-        return result
-    fp8, arguments = as_8_bits(locals(), layout)
-    call, xp = _checked(arguments, mods)
-    if xp is np:
-        if fp8 is not None:
-            call = fp8.applied(call, Rows.padded(lengths_k, lengths_q))
-        return on_cpu(call, arguments)
-    if extras.lengths:
-        on_device = map(calls.on_device, ("lengths_k", "lengths_q"), extras.lengths)
-        extras = extras._replace(lengths=tuple(on_device))
-    if fp8 is not None:
-        rows = Rows.padded(*extras.lengths)
-        return fp8_gpu.attention(fp8, rows, call.problem, out, return_lse, layout, kernel, extras)
-    return calls.run(
-        *(q, k, v, out, return_lse, options, extras, call.problem, layout, kernel),
-        batch_invariant=batch_invariant,
-    )
+    given = _NAMES, LENGTHS["Padded"], mods
+    return calls.run(q, k, v, out, choices, read, extras, new_kind, given)
 
 
 @arguments_of(attention)
-def explain(
-    q: Array, k: Array, v: Array, *, return_lse: bool = False, **options: Unpack[AttentionOptions]
-) -> Plan | DecodePlan | Fp8Plan | cpu.Plan:
+def explain(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions[bool]]) -> AnyPlan:
     """Return how `attention` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -364,32 +308,4 @@ def explain(
     >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
     >>> plan = cufa.explain(q, k, v, causal=True)
     """
-    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "return_lse": return_lse, **options}
-    if options["block_mask"] is not None:
-        arguments["mask_mod"] = mask_mod_of(options["block_mask"], options["mask_mod"])
-    fp8, arguments = as_8_bits(arguments, options["layout"])
-    call, xp = _checked(arguments)
-    problem = call.problem
-    if xp is np:
-        functions_on_cpu(arguments)
-        return cpu.plan(problem)
-    if fp8 is not None:
-        return fp8_gpu.planned(fp8, problem, options["kernel"])
-    device = devices.current()
-    kernel, invariant = options["kernel"], options["batch_invariant"]
-    return Planner(problem, device, kernel, user_table(device), invariant).explained(problem)
-
-
-def _checked(
-    arguments: Mapping[str, Any], mods: TracedFunctions | None = None
-) -> tuple[Call, ModuleType]:
-    """Check the arguments of a call, by name; return also the module that its arrays belong to.
-
-    `mods` are the functions if they have been traced.
-    """
-    check_flag("return_lse", arguments["return_lse"])
-    check_flag("batch_invariant", arguments["batch_invariant"])
-    xp = array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
-    if mods is None:
-        mods = NOTHING if xp is np else trace(arguments["score_mod"], arguments["mask_mod"])
-    return call_of(arguments, mods, xp), xp
+    return explained({"q": q, "k": k, "v": v, **options})

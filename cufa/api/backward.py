@@ -1,37 +1,25 @@
-"""`attention_backward`: the gradients of `attention`."""
+"""`attention_backward` and `explain_backward`: the gradients of `attention`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from cufa.api.arguments import Call, call_of
-from cufa.api.backward_gpu import gradients_on_gpu, traced
-from cufa.api.block_mask import BlockMask, mask_mod_of
+from cufa.api.block_mask import BlockMask
+from cufa.api.gradients import FORWARD, INTO, explained, gradients_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
-from cufa.api.other_names import names_here
-from cufa.arrays import AnyArray, ArrayT, module_of_all
-from cufa.checks import check_flag, refuse_kernel
-from cufa.cpu.backward import attention_backward as on_cpu
-from cufa.cpu.functions import differentiable
-from cufa.features.dropout import check_dropout
-from cufa.features.expression.tracing import NOTHING, TracedFunctions, check, read_by
-from cufa.features.parts import ARRAYS
+from cufa.api.other_names import arguments_of, names_here
+from cufa.arrays import AnyArray, ArrayT
+from cufa.cpu import attention as cpu
 from cufa.features.window import NO_WINDOW
-from cufa.problem.extras import arrays_of
-from cufa.problem.parse_backward import (
-    TENSORS,
-    WRT,
-    Gradients,
-    Results,
-    check_gradients,
-    check_results,
-    check_wrt,
-)
+from cufa.planner.backward import BackwardPlan
+from cufa.problem.parse_backward import TENSORS
 from cufa.specs.variant import Variant
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from cufa.api.keywords import GradientOptions
 
 
 @names_here
@@ -148,105 +136,40 @@ def attention_backward(
     >>> dbias.shape
     (8, 1, 100)
     """
-    return gradients_of(locals(), call_of)
+    return gradients_of(locals())
 
 
-def gradients_of(
-    given: Mapping[str, Any],
-    checked: Callable[[Mapping[str, Any], TracedFunctions, ModuleType], Call],
-) -> tuple[Any, ...]:
-    """Compute gradients, whatever says how long sequences are.
-
-    Parameters
-    ----------
-    given : mapping
-        The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
-    checked : callable
-        Checks the arguments of the forward call. Called with the arguments by name, the caller's
-        traced functions, and the module that arrays belong to.
-    """
-    arguments = {**given, "out": None, "return_lse": True}
-    forward = {name: given[name] for name in ("dout", "out", "lse")}
-    tensors = {name: given[name] for name in TENSORS}
-    into = {f"d{name}": given[f"d{name}"] for name in TENSORS}
-    score_arrays, block_mask, kernel = arrays_of(given), given.get("block_mask"), given["kernel"]
-    written: dict[str, Any] = {name: array for name, array in into.items() if array is not None}
-    xp = module_of_all({**tensors, **forward, **written})
-    if block_mask is not None:
-        arguments["mask_mod"] = mask_mod_of(block_mask, given["mask_mod"])
-    mods = arguments["score_mod"], arguments["mask_mod"]
-    arguments["dropout_p"] = check_dropout(given["dropout_p"])
-    deterministic = check_flag("deterministic", given["deterministic"])
-    read = read_by_function(mods[0])
-    named = {**read, **tensors, **score_arrays, **into}
-    wrt = check_wrt(given["wrt"], named, read)
-    functions = NOTHING if xp is np else traced(wrt, *mods, kernel)
-    call = checked(arguments, functions, xp)
-    dout, out, lse = check_results(forward, tensors["q"], call.shapes, xp)
-    of_lse = lse.reshape(call.operands.q.shape[:3])
-    results = Results(call.view(dout), call.view(out), of_lse)
-    inputs = {**tensors, **forward, **score_arrays, **{name: given[name] for name in call.lengths}}
-    check_gradients(into, {**inputs, **functions.read}, xp)
-    if xp is not np:
-        arrays = tuple(given.get(name) for name in ARRAYS)
-        return gradients_on_gpu(call, results, named, arrays, functions, wrt, deterministic)
-    refuse_kernel(kernel)
-    tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
-    host_functions = differentiable(*mods, read.keys() & {*wrt}, tiles)
-    for name, array in written.items():
-        host_functions.check_apart(name, array)
-    gradients = made(wrt, named, host_functions.is_called)
-    views = gradients.viewed(call.view, call.ndim)
-    whole = call.problem, call.operands._replace(out=results.out), results, views
-    on_cpu(*whole, call.lengths, host_functions)
-    return returned(wrt, gradients, named)
-
-
-def read_by_function(score_mod: object) -> dict[str, Any]:
-    """Return what a `score_mod` can be differentiated by: arrays of floats, by name."""
-    if score_mod is None or isinstance(score_mod, str):
-        return {}
-    return read_by(check("score_mod", score_mod))
-
-
-def made(wrt: tuple[str, ...], given: Mapping[str, Any], apart: bool) -> Gradients:
-    """Return the arrays that gradients are computed in.
+@arguments_of(attention_backward, without=(*FORWARD, *INTO, "kernel"))
+def explain_backward(
+    q: AnyArray, k: AnyArray, v: AnyArray, **options: Unpack[GradientOptions]
+) -> BackwardPlan | cpu.Plan:
+    """Return how `attention_backward` would run a call; nothing is compiled or launched.
 
     Parameters
     ----------
-    wrt : tuple of str
-    given : mapping
-        Arguments of the call, by name.
-    apart : bool
-        True: new arrays, so that an exception of the caller's function leaves dq, dk and dv
-        unchanged.
+    q, k, v, wrt, causal, window, attention_chunk, softcap, alibi_slopes, bias, mask, sinks
+        As for `attention_backward`; its `dout`, `out` and `lse` are not needed.
+    score_mod, mask_mod, block_mask, lengths_k, lengths_q, dropout_p, seed, scale, layout
+        As for `attention_backward`.
+    deterministic : bool
+        As for `attention_backward`.
+
+    Returns
+    -------
+    cufa.planner.backward.BackwardPlan or cufa.cpu.attention.Plan
+        The latter for NumPy arrays. `str` of either is one line. The former has the launches in
+        `steps`, in `expected_us` how many microseconds each would take on an H200, where
+        known, and in `reason` whether the user's tuned table chose the variant.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention_backward`.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q = k = v = np.ones((1, 8, 100, 64), np.float32)
+    >>> plan = cufa.explain_backward(q, k, v, causal=True)
     """
-    found: dict[str, np.ndarray] = {}
-    for name in wrt:
-        array, target = given[name], given.get(f"d{name}")
-        if name not in TENSORS:
-            # One number of an array that a function reads may have as many addends as scores.
-            found[name] = np.zeros(array.shape, np.float32 if name in WRT else np.float64)
-        elif target is None or apart:
-            found[name] = np.empty(array.shape, array.dtype)
-        else:
-            found[name] = np.asarray(target)
-    read = {name: found.pop(name) for name in wrt if name not in WRT}
-    return Gradients(**found, read=read)
-
-
-def returned(
-    wrt: tuple[str, ...], gradients: Gradients, given: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Return gradients as the caller wants them; arguments as in `made`."""
-    found = []
-    for name in wrt:
-        target = given.get(f"d{name}") if name in TENSORS else None
-        gradient = getattr(gradients, name) if name in WRT else gradients.read[name]
-        if target is None:
-            gradient = gradient.astype(given[name].dtype, copy=False)
-        elif gradient is not target:
-            target[...] = gradient
-            gradient = target
-        found.append(gradient)
-    return tuple(found)
+    return explained({"q": q, "k": k, "v": v, **options})

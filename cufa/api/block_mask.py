@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, module_of
-from cufa.checks import check_devices, check_module, check_size
+from cufa.arrays import Array
+from cufa.checks import check_module, check_size
 from cufa.cpu import block_mask as cpu
 from cufa.cpu.functions import checked
 from cufa.features.expression.tracing import indices_read, trace
-from cufa.features.user_functions import Blocks, MaskMod
 from cufa.launch import block_mask as launch
-from cufa.problem.extras import unlike
-from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 _MAX_SEQ = 2**30
-_AXES = {"sequences": ("batch", "b"), "heads": ("heads", "h")}
 
 
 class BlockMask:
@@ -206,33 +201,3 @@ def mask_mod_of(block_mask: object, mask_mod: object) -> Any:
             "calls both"
         )
     return block_mask.mask_mod
-
-
-def with_block_mask(problem: Problem, block_mask: BlockMask, xp: ModuleType) -> Problem:
-    """Return the problem of a call that has a `block_mask`, if that fits its other arguments.
-
-    Raises
-    ------
-    TypeError
-        Its arrays are of another kind.
-    ValueError
-        Sizes or the device differ.
-    """
-    if module_of("block_mask", block_mask.kinds) is not xp:
-        raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
-    difference = unlike(block_mask.key, problem.sizes)
-    if difference is not None:
-        what, has, needed = difference
-        if has != 1 or what not in _AXES:
-            raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
-        name, index = _AXES[what]
-        raise ValueError(
-            f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the call "
-            f"has {needed}: make it with {name}={needed}"
-        )
-    if xp is not np:
-        check_devices({"block_mask": block_mask.kinds}, xp)
-    # On the CPU, or where all is seen, or nothing
-    if problem.of(MaskMod) is None or problem.seq_kv == 0:
-        return problem
-    return problem.having(Blocks())

@@ -2,56 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cufa import device as devices
-from cufa.api.options import DecodeOptions, Layout, Window
+from cufa.api.forward import new_kind, other
+from cufa.api.options import Layout, Window
 from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, as_bhsd
-from cufa.checks import check_flag, check_integer, refuse_kernel
-from cufa.cpu import decode as cpu
+from cufa.arrays import AnyArray, Array, ArrayT
+from cufa.features.expression.tracing import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.planner.attention import Planner
 from cufa.problem.extras import Extras
-from cufa.problem.parse import restore_shape
-from cufa.problem.parse_decode import DecodeOperands, parse_decode
-from cufa.problem.problem import Problem
+from cufa.problem.lengths import LENGTHS
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cufa.api.keywords import DecodeOptions
+
+
+_NAMES = (
+    *("q", "k_cache", "v_cache", "out"),
+    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "scale"),
+    *("layout", "num_splits", "unified_max"),
+)
+_OTHERS = ("lengths", "block_table", "k_scale", "v_scale", "alibi_slopes", "sinks")
+
 
 @overload
 def decode(
     q: ArrayT,
     k_cache: AnyArray,
     v_cache: AnyArray,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[DecodeOptions],
+    **options: Unpack[DecodeOptions[Literal[False]]],
 ) -> ArrayT: ...
 @overload
 def decode(
-    q: ArrayT,
-    k_cache: AnyArray,
-    v_cache: AnyArray,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[DecodeOptions],
+    q: ArrayT, k_cache: AnyArray, v_cache: AnyArray, **options: Unpack[DecodeOptions[Literal[True]]]
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def decode(
-    q: ArrayT,
-    k_cache: AnyArray,
-    v_cache: AnyArray,
-    *,
-    return_lse: bool,
-    **options: Unpack[DecodeOptions],
+    q: ArrayT, k_cache: AnyArray, v_cache: AnyArray, **options: Unpack[DecodeOptions[bool]]
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 @refuses_other_names
 def decode(
@@ -202,8 +195,8 @@ def decode(
     if other_names:
         refuse(decode, other_names)
     choices = (
-        *(causal, window, attention_chunk, softcap, scale, layout),
-        *(num_splits, unified_max, return_lse, kernel),
+        *(return_lse, window, kernel, causal, attention_chunk, softcap, scale),
+        *(layout, num_splits, unified_max),
     )
     others = lengths, block_table, k_scale, v_scale, alibi_slopes, sinks
     return decode_padded(q, k_cache, v_cache, out, choices, others)
@@ -225,16 +218,17 @@ def decode_padded(
     q, k_cache, v_cache, out
         As in `decode`.
     choices : tuple
-        The arguments of `decode` from `causal` on that are no arrays, in the order below.
+        The arguments of `decode` that are no arrays, as in `_NAMES`.
     others : tuple
-        Its other arrays, in the order below.
+        Its other arrays, as in `_OTHERS`.
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
     """
-    causal, window, attention_chunk, softcap, scale, layout, *of_run = choices
-    num_splits, unified_max, return_lse, kernel = of_run
     lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
+    if isinstance(q, np.ndarray):
+        given = (q, k_cache, v_cache, out, *choices, *others)
+        return other(dict(zip((*_NAMES, *_OTHERS), given, strict=True)))
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
@@ -244,61 +238,7 @@ def decode_padded(
     if not (k_scale is v_scale is None):
         scales = k_scale, v_scale
         dtypes = *dtypes, *map(calls.dtype_of, scales)
-    key = calls.key_of(choices, window, kernel)
-    options = "cufa.decode", block_table is None, padded, key, dtypes
+    read = "decode", block_table is None, padded, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
-    result = calls.replay(q, k_cache, v_cache, out, return_lse, options, extras)
-    if result is not None:
-        return result
-    arguments = locals()
-    check_flag("return_lse", return_lse)
-    if num_splits is not None:
-        num_splits = check_integer("num_splits", num_splits, "an integer or None")
-        if num_splits < 1:
-            raise ValueError(
-                "num_splits must be at least 1, or None to choose (flash-attn's 0), not "
-                f"{num_splits}"
-            )
-    problem, operands, xp = parse_decode(arguments)
-    if xp is np:
-        refuse_kernel(kernel)
-        return _on_cpu(problem, operands, arguments)
-    if not problem.has_keys or 0 in (problem.batch, problem.heads_q, problem.seq_q):
-        # A kernel that cannot be is refused all the same.
-        Planner(problem, devices.current(), kernel, num_splits=num_splits)(problem)
-        return _nothing(problem, arguments)
-    on_device = map(calls.on_device, ("lengths", "block_table"), extras.lengths)
-    extras = extras._replace(lengths=tuple(on_device))
-    return calls.run(
-        *(q, k_cache, v_cache, out, return_lse, options, extras, problem, layout, kernel),
-        num_splits=num_splits,
-        padded=padded,
-    )
-
-
-def _nothing(problem: Problem, arguments: Mapping[str, Any]) -> Any:
-    """Return the results on the GPU where there are no keys, or no queries."""
-    import cupy
-
-    q, out, sinks = (arguments[name] for name in ("q", "out", "sinks"))
-    shape, lse_shape = restore_shape(problem, 4, arguments["layout"])
-    if out is None:
-        out = cupy.empty(shape, q.dtype)
-    if out.size:
-        out[...] = 0
-    if not arguments["return_lse"]:
-        return out
-    lse = cupy.empty(lse_shape, np.float32)
-    if lse.size:
-        lse[...] = -np.inf if sinks is None else sinks[:, None]
-    return out, lse
-
-
-def _on_cpu(problem: Problem, operands: DecodeOperands, arguments: Mapping[str, Any]) -> Any:
-    out, layout = arguments["out"], arguments["layout"]
-    if out is None:
-        shape, _ = restore_shape(problem, 4, layout)
-        out = np.empty(shape, arguments["q"].dtype)
-        operands = operands._replace(out=as_bhsd(out, layout))
-    lse = cpu.decode(problem, operands)
-    return (out, lse) if arguments["return_lse"] else out
+    given = _NAMES, LENGTHS["Paged"], NOTHING, padded
+    return calls.run(q, k_cache, v_cache, out, choices, read, extras, new_kind, given)

@@ -3,156 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.api.arguments import Call
 from cufa.api.quantize import quantized
-from cufa.arrays import Array, module_of, module_of_all
-from cufa.checks import check_dtype, shown_dtype
+from cufa.arrays import Array, Operands, module_of, module_of_all
+from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
+from cufa.problem.problem import Problem
 from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
 
-PRECISIONS = ("fp8",)
 
-_NONE: Mapping[str, Array] = MappingProxyType({})
-
-
-class Rows(NamedTuple):
-    """Which rows of q, k and v count, by their names.
-
-    Attributes
-    ----------
-    cu_seqlens : mapping
-        Where sequences begin that follow each other.
-    used : mapping
-        How many rows of each sequence count, the first ones; None for all.
-    """
-
-    cu_seqlens: Mapping[str, Array] = _NONE
-    used: Mapping[str, Array | None] = _NONE
-
-    @classmethod
-    def padded(cls, lengths_k: Array | None = None, lengths_q: Array | None = None) -> Rows:
-        """Return those of `attention`."""
-        return cls(used={"q": lengths_q, "k": lengths_k, "v": lengths_k})
-
-    @classmethod
-    def varlen(cls, cu_seqlens_q: Array, cu_seqlens_k: Array, seqused_k: Array | None) -> Rows:
-        """Return those of `attention_varlen`."""
-        offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
-        return cls(offsets, {"k": seqused_k, "v": seqused_k})
-
-
-def as_8_bits(arguments: dict[str, Any], layout: str) -> tuple[Fp8 | None, dict[str, Any]]:
+def as_8_bits(arguments: Mapping[str, Any], layout: str) -> tuple[Fp8 | None, Mapping[str, Any]]:
     """Return the arrays of a call in 8 bits, if it asks for these, and the arguments to be checked.
 
     Parameters
     ----------
-    arguments : dict
+    arguments : mapping
         The arguments of the call, by name.
     layout : str
         Order of the axes, as in `quantize`.
-    """
-    out_dtype, precision = arguments["out_dtype"], arguments["precision"]
-    given = {name: arguments[name] for name in "qkv"}
-    is_quantized = any(isinstance(x, Quantized) for x in given.values())
-    if out_dtype is precision is None and not is_quantized:
-        return None, arguments
-    fp8 = Fp8(given, arguments["out"], out_dtype, precision, layout)
-    return fp8, {**arguments, **fp8.like}
 
-
-class Fp8:
-    """Queries, keys and values in 8 bits.
-
-    Parameters
-    ----------
-    given : dict
-        q, k and v: three of `Quantized`, or with `precision` three arrays, which are quantised: in
-        blocks, and q and k with a transform.
-    out : array or None
-    out_dtype, precision : object
-        As in `attention`.
-    layout : str
-        Order of the axes, as in `quantize`.
-
-    Attributes
-    ----------
-    given : dict
-    is_quantized : bool
-        Whether the arrays are of `Quantized`.
-    like : dict
-        Arrays with the shapes of q, k and v and the dtype of the result, which take no memory.
+    Returns
+    -------
+    Fp8 or None
+    mapping
+        The arguments with arrays that take no memory in place of q, k and v: of their shapes, and
+        the dtype of the result.
 
     Raises
     ------
     TypeError, ValueError
         Whatever does not fit, but for the shapes.
     """
-
-    def __init__(
-        self,
-        given: dict[str, Any],
-        out: Array | None,
-        out_dtype: Any,
-        precision: object,
-        layout: str,
-    ) -> None:
-        check_order(layout)
-        _check_precision(precision)
-        self.given, self._layout = given, layout
-        of_8_bits = [name for name, x in given.items() if isinstance(x, Quantized)]
-        self.is_quantized = bool(of_8_bits)
-        if of_8_bits:
-            xp = _check_quantized(given, of_8_bits[0], layout)
-            if out_dtype is None:
-                raise ValueError(
-                    "out_dtype is needed with arrays of 8 bits: the dtype of the result, "
-                    f"{', '.join(DTYPES)}"
-                )
-        elif precision is None:
+    out_dtype, precision = arguments.get("out_dtype"), arguments.get("precision")
+    given, out = {name: arguments[name] for name in "qkv"}, arguments["out"]
+    of_8_bits = [name for name, x in given.items() if isinstance(x, Quantized)]
+    if out_dtype is precision is None and not of_8_bits:
+        return None, arguments
+    check_order(layout)
+    _check_precision(precision)
+    if of_8_bits:
+        xp = _check_quantized(given, of_8_bits[0], layout)
+        if out_dtype is None:
             raise ValueError(
-                "out_dtype must be None, unless q, k and v are Quantized or precision is 'fp8': "
-                f"the result has q's dtype, not {out_dtype!r}"
+                "out_dtype is needed with arrays of 8 bits: the dtype of the result, "
+                f"{', '.join(DTYPES)}"
             )
-        else:
-            xp = _check_arrays(given)
-        dtype = given["q"].dtype if out_dtype is None else _checked_dtype(out_dtype)
-        if out is not None:
-            module_of("out", out)
-            if out.dtype != dtype:
-                raise TypeError(
-                    f"out has dtype {shown_dtype(out.dtype)}, but the result has dtype {dtype.name}"
-                )
-        nothing = xp.empty((), dtype)
-        self.like = {name: xp.broadcast_to(nothing, x.shape) for name, x in given.items()}
+    elif precision is None:
+        raise ValueError(
+            "out_dtype must be None, unless q, k and v are Quantized or precision is 'fp8': "
+            f"the result has q's dtype, not {out_dtype!r}"
+        )
+    else:
+        xp = module_of_all(given)
+        check_dtypes(given)
+    dtype = given["q"].dtype if out_dtype is None else _checked_dtype(out_dtype)
+    if out is not None:
+        module_of("out", out)
+        if out.dtype != dtype:
+            raise TypeError(
+                f"out has dtype {shown_dtype(out.dtype)}, but the result has dtype {dtype.name}"
+            )
+    nothing = xp.empty((), dtype)
+    like = {name: xp.broadcast_to(nothing, x.shape) for name, x in given.items()}
+    return Fp8(given, bool(of_8_bits), layout), {**arguments, **like}
 
-    def arrays(self, rows: Rows, transposed: bool = False) -> dict[str, Quantized]:
+
+class Fp8(NamedTuple):
+    """Queries, keys and values in 8 bits.
+
+    Attributes
+    ----------
+    given : dict
+        q, k and v: three of `Quantized`, or three arrays, which are quantised: in blocks, and q and
+        k with a transform.
+    is_quantized : bool
+        Whether the arrays are of `Quantized`.
+    layout : str
+        Order of the axes, as in `quantize`.
+    """
+
+    given: dict[str, Any]
+    is_quantized: bool
+    layout: str
+
+    def arrays(
+        self, lengths: Mapping[str, Array | None], transposed: bool = False
+    ) -> dict[str, Quantized]:
         """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here.
 
-        Rows that do not count change no scale of arrays that are quantised here.
+        Rows that do not count by the `lengths` of the call, given by argument, change no scale of
+        arrays that are quantised here.
         """
         if self.is_quantized:
             return self.given
+        used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
         return {
             name: quantized(
                 name,
                 x,
                 hadamard=name != "v",
                 transposed=transposed and name == "v",
-                layout=self._layout,
-                cu_seqlens=rows.cu_seqlens.get(name),
-                used=rows.used.get(name),
+                layout=self.layout,
+                cu_seqlens=lengths.get(_OFFSETS[name]),
+                used=lengths.get("lengths_q") if name == "q" else used_k,
             )
             for name, x in self.given.items()
         }
 
-    def applied(self, call: Call, rows: Rows) -> Call:
-        """Return a call on NumPy arrays `like` these as that of these.
+    def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
+        """Return a call on NumPy arrays like these as that of these.
 
         Raises
         ------
@@ -163,10 +126,11 @@ class Fp8:
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        arrays, problem = self.arrays(rows), call.problem
+        arrays, lengths = self.arrays(operands.lengths), operands.lengths
         for name, x in arrays.items():
             offsets = x.cu_seqlens
-            if offsets is not None and not np.array_equal(offsets, rows.cu_seqlens[name]):
+            needed: Array = lengths.get(_OFFSETS[name])
+            if offsets is not None and not np.array_equal(offsets, needed):
                 raise ValueError(f"{name} was quantized with other cu_seqlens than the call's")
         q, k, v = (x.stored() for x in arrays.values())
         mean = arrays["k"].mean
@@ -176,16 +140,19 @@ class Fp8:
             product = q.reshape(batch, heads_kv, rows, columns) @ mean[..., None]
             q = np.concatenate([q, product.reshape(*q.shape[:3], 1)], axis=3)
             k = np.concatenate([k, np.ones((*k.shape[:3], 1), np.float32)], axis=3)
-        return call._replace(
-            problem=problem._replace(precision="fp8", head_dim=q.shape[3]),
-            operands=call.operands._replace(q=q, k=k, v=v[..., : problem.head_dim_v]),
+        return (
+            problem._replace(precision="fp8", head_dim=q.shape[3]),
+            operands._replace(q=q, k=k, v=v[..., : problem.head_dim_v]),
         )
+
+
+_OFFSETS = {"q": "cu_seqlens_q", "k": "cu_seqlens_k", "v": "cu_seqlens_k"}
 
 
 def _check_precision(precision: object) -> None:
     if not (precision is None or isinstance(precision, str)):
         raise TypeError(f"precision must be 'fp8' or None, not {type(precision).__name__}")
-    if precision is not None and precision not in PRECISIONS:
+    if precision not in (None, "fp8"):
         raise ValueError(f"precision must be 'fp8' or None, not {precision!r}")
 
 
@@ -230,16 +197,4 @@ def _check_quantized(given: dict[str, Any], first: str, layout: str) -> Any:
     for name in ("q", "v"):
         if given[name].mean is not None:
             raise ValueError(f"{name} was quantized with smooth=True: that is for k alone")
-    return xp
-
-
-def _check_arrays(given: dict[str, Array]) -> Any:
-    """Refuse arrays that `precision` cannot quantise; return their module."""
-    xp, q = module_of_all(given), given["q"]
-    for name, x in given.items():
-        check_dtype(name, x)
-        if x.dtype != q.dtype:
-            raise TypeError(
-                f"{name} has dtype {shown_dtype(x.dtype)}, but q has dtype {q.dtype.name}"
-            )
     return xp

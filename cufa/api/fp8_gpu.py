@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.api.fp8 import Fp8, Rows
-from cufa.arrays import ALIGNMENT, Array, as_bhsd, padded, readable
+from cufa.api.arguments import Call
+from cufa.arrays import ALIGNMENT, Array, padded, readable
 from cufa.checks import check_apart, check_devices
 from cufa.dtypes import DTYPES
 from cufa.launch import fp8 as launch
+from cufa.launch.calls import nothing
 from cufa.launch.capture import is_capturing
+from cufa.launch.clear_rows import clear_rows
 from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.problem.extras import Extras
-from cufa.problem.parse import restore_shape
+from cufa.problem.parse import layout_of
 from cufa.problem.problem import Problem
 from cufa.quantized.quantized import Quantized
 from cufa.quantized.transposed import transposed
@@ -25,28 +27,19 @@ from cufa.specs.variant import Variant
 _SIGN = np.uint8(0x80)  # of a number of 8 bits
 
 
-def planned(fp8: Fp8, problem: Problem, kernel: object) -> Fp8Plan:
-    """Return the plan of a call on CuPy arrays.
-
-    Parameters
-    ----------
-    fp8 : Fp8
-    problem : Problem
-        The problem of arrays `like` these.
-    kernel : object
-        The caller's.
+def planned(call: Call) -> Fp8Plan:
+    """Return the plan of a call on CuPy arrays in 8 bits.
 
     Raises
     ------
     TypeError, ValueError
         The kernel cannot run this.
     """
-    import cupy
-
-    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    problem, fp8, cupy = call.problem, call.fp8, call.xp
+    assert fp8 is not None
     if problem.seq_kv == 0 and problem.kv == "Dense":
         problem = problem._replace(kv="Padded")
-    plan = plan_fp8(problem, device, kernel)
+    plan = plan_fp8(problem, devices.current(), call.arguments["kernel"])
     if not fp8.is_quantized:
         check_devices(fp8.given, cupy)
         return plan
@@ -82,68 +75,44 @@ def _check_sequences(name: str, x: Quantized, sequences: int) -> None:
         )
 
 
-def attention(
-    fp8: Fp8,
-    rows: Rows,
-    problem: Problem,
-    out: Array | None,
-    return_lse: bool,
-    layout: str,
-    kernel: object,
-    extras: Extras,
-) -> Any:
-    """Run a call of `attention` on CuPy arrays, or one of `attention_varlen`.
-
-    Parameters
-    ----------
-    fp8 : Fp8
-    rows : Rows
-        Its arrays are on the device, int32 and contiguous.
-    problem : Problem
-        The problem of arrays `like` these.
-    out, return_lse, layout, kernel
-        The caller's. With sequences that follow each other, `out` has an axis more, and `layout`
-        is "bshd".
-    extras : Extras
-        The extras of the call, on the device.
-
-    Returns
-    -------
-    array, or two
-        As `attention` returns them; with sequences that follow each other, with an axis more.
+def attention(call: Call) -> Any:
+    """Run a call of `attention` or `attention_varlen` on CuPy arrays in 8 bits.
 
     Raises
     ------
     TypeError, ValueError
         The kernel cannot run this; or it needs memory of its own in a capture.
     """
-    import cupy
-
-    plan = planned(fp8, problem, kernel)
-    is_ragged = problem.kv == "Varlen"
-    ndim = 4 if is_ragged else len(fp8.given["q"].shape)
-    shape, lse_shape = restore_shape(problem, ndim, layout)
-    if fp8.is_quantized:
-        if out is not None:
-            for name, x in fp8.given.items():
-                check_apart("out", out, {name: x.values, f"{name}.scales": x.scales})
-    else:
+    problem, fp8, cupy, given = call.problem, call.fp8, call.xp, call.arguments
+    assert fp8 is not None
+    plan, extras, out = planned(call), call.extras(), given["out"]
+    if problem.is_empty:
+        return nothing(problem, layout_of(given), given["q"], out, given["return_lse"])
+    if not fp8.is_quantized:
         _refuse_capture("precision", "q, k and v would be quantised: give what cufa.quantize makes")
+    elif out is not None:
+        for name, x in fp8.given.items():
+            check_apart("out", out, {name: x.values, f"{name}.scales": x.scales})
+    shape, lse_shape = call.shapes
     result = cupy.empty(shape, DTYPES[problem.dtype].numpy) if out is None else out
-    lse = cupy.empty(lse_shape, np.float32) if return_lse else None
-    if 0 not in shape:
-        problem = problem._replace(precision="fp8")
-        operands = _operands(fp8.arrays(rows, transposed=True), problem)
-        if problem.seq_kv == 0 and not is_ragged:
-            problem, operands, extras = _with_hidden_key(problem, operands, extras, plan.variant)
-        problem = problem._replace(scale=abs(problem.scale))
-        view = as_bhsd(result, layout)
-        into = _writable(view)
-        if into is not view and is_ragged:  # where rows that no sequence has stay as they are
-            into[...] = view
-        launch.attention(plan, problem, operands, into, lse, extras, ndim)
-        if into is not view:
-            view[...] = into
+    lse = cupy.empty(lse_shape, np.float32) if given["return_lse"] else None
+    is_packed = problem.kv == "Varlen"
+    problem = problem._replace(precision="fp8")
+    lengths = dict(zip(call.operands.lengths, extras.lengths, strict=True))
+    operands = _operands(fp8.arrays(lengths, transposed=True), problem)
+    if problem.seq_kv == 0 and not is_packed:
+        problem, operands, extras = _with_hidden_key(problem, operands, extras, plan.variant)
+    problem = problem._replace(scale=abs(problem.scale))
+    view = call.view(result)
+    into = _writable(view)
+    if into is not view and is_packed:  # where rows that no sequence has stay as they are
+        into[...] = view
+    launch.attention(plan, problem, operands, into, lse, extras, call.ndim)
+    if into is not view:
+        view[...] = into
+    if is_packed and not isinstance(call.operands.lengths["cu_seqlens_q"], np.ndarray):
+        made = result if out is None else None
+        clear_rows(made, lse, extras.lengths[0], problem.max_seqlen_q)
     return result if lse is None else (result, lse)
 
 

@@ -91,8 +91,8 @@ def merge(
     (3, 8, 1, 64)
     """
     check_layout(layout)
-    arrays: dict[str, Array] = {f"outs[{i}]": each for i, each in enumerate(_parts("outs", outs))}
-    of_lses: dict[str, Array] = {f"lses[{i}]": each for i, each in enumerate(_parts("lses", lses))}
+    arrays: dict[str, Array] = _parts("outs", outs)
+    of_lses: dict[str, Array] = _parts("lses", lses)
     if len(arrays) != len(of_lses):
         raise ValueError(
             f"lses has {len(of_lses)} parts, but outs has {len(arrays)}: as many are needed"
@@ -118,27 +118,21 @@ def merge(
         check_out(result, first.shape, {**arrays, **of_lses})
     lse = xp.empty(first_lse.shape, np.float32)
     views = [as_bhsd(array, layout) for array in arrays.values()]
-    lse_views = [_as_bhs(array) for array in (*of_lses.values(), lse)]
+    lse_views = [as_bhsd(x[..., None], "bhsd")[..., 0] for x in (*of_lses.values(), lse)]
     run = cpu.merge if xp is np else launch.merge
     run(views, lse_views[:-1], as_bhsd(result, layout), lse_views[-1])
     return result, lse
 
 
-def _parts(name: str, parts: Sequence[Array] | Array) -> list[Array]:
+def _parts(name: str, parts: Sequence[Array] | Array) -> dict[str, Array]:
+    """Return the parts with names for messages."""
     if not isinstance(parts, (list, tuple)):
         module_of(name, parts)
         if len(np.shape(parts)) == 0:
             raise ValueError(f"{name} has shape (): its first axis must be the parts")
     if len(parts) == 0:
         raise ValueError(f"{name} has no parts")
-    return list(parts)
-
-
-def _as_bhs(lse: Array) -> Array:
-    """View log-sum-exps of rank 1 to 3 as (batch, heads, seq)."""
-    if lse.ndim == 1:
-        return lse[None, None]
-    return lse[:, None] if lse.ndim == 2 else lse
+    return {f"{name}[{i}]": each for i, each in enumerate(parts)}
 
 
 def _check(outs: dict[str, Array], lses: dict[str, Array], layout: str) -> None:

@@ -1,4 +1,4 @@
-"""Names of arguments that other libraries have, and what takes their place here."""
+"""Names of arguments: those of another function, and those that other libraries have."""
 
 from __future__ import annotations
 
@@ -53,3 +53,39 @@ def refuse(function: Callable[..., Any], names: Iterable[str]) -> NoReturn:
     name, called = next(iter(names)), function.__name__
     here = f": here it is {_HERE[name]}" if name in _HERE else ""
     raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{here}")
+
+
+def arguments_of(function: Callable[..., Any], without: Iterable[str] = ()) -> Callable[[_F], _F]:
+    """Return a decorator: what it decorates is given all arguments of another function, by name.
+
+    Arguments that the caller leaves out have the other function's defaults. Those that are named in
+    `without` are left out.
+    """
+    signature = inspect.signature(function)
+    kept = [p for name, p in signature.parameters.items() if name not in {*without}]
+    signature = signature.replace(parameters=kept)
+
+    def decorate(decorated: _F) -> _F:
+        @functools.wraps(decorated)
+        def called(*args: Any, **keywords: Any) -> Any:
+            unknown = [name for name in keywords if name not in signature.parameters]
+            if unknown:
+                refuse(decorated, unknown)
+            try:
+                bound = signature.bind(*args, **keywords)
+            except TypeError:
+                try:
+                    function(*args, **keywords)  # which says what is missing, or too much
+                except TypeError as error:
+                    message = str(error).replace(function.__name__, decorated.__name__, 1)
+                    raise TypeError(message) from None
+                raise
+            bound.apply_defaults()
+            return decorated(**bound.arguments)
+
+        returned = inspect.signature(decorated).return_annotation
+        vars(called)["__signature__"] = signature.replace(return_annotation=returned)
+        typed: Any = called
+        return typed
+
+    return decorate

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cufa.arrays import AnyArray, Array, module_of
+from cufa.arrays import AnyArray, Array, as_bhsd, module_of
 from cufa.checks import check_devices, check_dtype, check_flag, check_seed
 from cufa.cpu import quantize as cpu
 from cufa.launch import quantize as launch
 from cufa.launch.calls import on_device
 from cufa.problem.lengths import check_integers, check_offsets
-from cufa.quantized.axes import check_axes, four_axes
+from cufa.quantized.axes import check_axes
 from cufa.quantized.quantized import Quantized
 from cufa.quantized.scales import check_granularity, check_sequences
 from cufa.quantized.sequences import laid_out
@@ -142,11 +142,11 @@ def quantized(
         check_devices({name: x}, xp)
         if smooth:
             raise ValueError(f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) is none")
-        four = four_axes(x, layout)
+        four = as_bhsd(x, layout)
         values, scales = launch.quantize(four, *how, transposed, cu_seqlens, used)
         mean = None
     else:
-        four = four_axes(np.asarray(x), layout)
+        four = as_bhsd(np.asarray(x), layout)
         if cu_seqlens is not None:
             four, used = laid_out(four, cu_seqlens, used), None
         values, scales, mean = cpu.quantize(four, *how, smooth, used)

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cufa import device as devices
-from cufa.api import fp8_gpu
-from cufa.api.arguments import Call, arguments_of, functions_on_cpu, on_cpu
-from cufa.api.fp8 import Rows, as_8_bits
-from cufa.api.options import (
-    Causal,
-    Precision,
-    QuantizedVarlenOptions,
-    UserFunction,
-    VarlenOptions,
-    Window,
-)
-from cufa.api.other_names import refuse, refuses_other_names
-from cufa.arrays import AnyArray, Array, ArrayT, array_module, as_bhsd
-from cufa.checks import check_devices, check_dtypes, check_flag, check_out, check_size
-from cufa.cpu import attention as cpu_attention
-from cufa.features import values_of
+from cufa.api.forward import AnyPlan, explained, new_kind, other
+from cufa.api.options import Causal, Precision, UserFunction, Window
+from cufa.api.other_names import arguments_of, refuse, refuses_other_names
+from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.features.dropout import check_dropout, check_dropout_seed
-from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
+from cufa.features.expression.tracing import NOTHING, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
-from cufa.launch.clear_rows import clear_rows
-from cufa.planner.attention import Planner
-from cufa.planner.decode import DecodePlan
-from cufa.planner.fp8 import Fp8Plan
-from cufa.planner.plan import Plan
-from cufa.problem.extras import Extras, arrays_of, parse_score_arrays
-from cufa.problem.lengths import check_longest, parse_offsets
-from cufa.problem.parse import parse
-from cufa.problem.problem import Problem
+from cufa.problem.extras import Extras
+from cufa.problem.lengths import LENGTHS
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ANY = 2**31 - 1
-LAYOUT = "bshd"  # of one sequence, (1, total, heads, head_dim)
-LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
+    from cufa.api.keywords import QuantizedVarlenOptions, VarlenOptions
+
+
+_NAMES = (
+    *("q", "k", "v", "out"),
+    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
+    *("scale", "max_seqlen_q", "max_seqlen_k"),
+)
 
 
 @overload
@@ -57,9 +40,7 @@ def attention_varlen(
     v: AnyArray,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[Literal[False]]],
 ) -> ArrayT: ...
 @overload
 def attention_varlen(
@@ -68,9 +49,7 @@ def attention_varlen(
     v: AnyArray,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[Literal[True]]],
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def attention_varlen(
@@ -79,9 +58,7 @@ def attention_varlen(
     v: AnyArray,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    return_lse: bool,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenOptions[bool]],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 @overload
 def attention_varlen(
@@ -90,10 +67,7 @@ def attention_varlen(
     v: Quantized,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[False] = False,
-    **options: Unpack[QuantizedVarlenOptions],
+    **options: Unpack[QuantizedVarlenOptions[Literal[False]]],
 ) -> Any: ...
 @overload
 def attention_varlen(
@@ -102,10 +76,7 @@ def attention_varlen(
     v: Quantized,
     cu_seqlens_q: AnyArray,
     cu_seqlens_k: AnyArray,
-    *,
-    out_dtype: DTypeLike,
-    return_lse: Literal[True],
-    **options: Unpack[QuantizedVarlenOptions],
+    **options: Unpack[QuantizedVarlenOptions[Literal[True]]],
 ) -> tuple[Any, Any]: ...
 @refuses_other_names
 def attention_varlen(
@@ -221,56 +192,23 @@ def attention_varlen(
     """
     if other_names:
         refuse(attention_varlen, other_names)
-    tensors = q, k, v, out
-    known = all(array is None or getattr(array, "ndim", 0) == 3 for array in tensors)
-    mods = NOTHING
-    if not (score_mod is mask_mod is None) and not isinstance(q, np.ndarray):
-        mods = trace(score_mod, mask_mod)
     if type(dropout_p) is not float:
         dropout_p = check_dropout(dropout_p)  # an array has no truth
-    seed = check_dropout_seed(seed, dropout_p)
+    if dropout_p or seed is not None:
+        seed = check_dropout_seed(seed, dropout_p)
+    if out_dtype is not None or precision is not None or isinstance(q, np.ndarray):
+        return other(locals())
+    mods = NOTHING if score_mod is mask_mod is None else trace(score_mod, mask_mod)
     arrays = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
     offsets = cu_seqlens_q, cu_seqlens_k, seqused_k
     extras = Extras(arrays, offsets, mods.arrays, seed if dropout_p else None)
-    if known and q is not None:
-        q1, k1, v1, out1 = (None if array is None else array[None] for array in tensors)
-        choices = (
-            *(causal, window, attention_chunk, softcap, dropout_p, scale),
-            *(max_seqlen_q, max_seqlen_k, return_lse, out_dtype, precision, kernel),
-        )
-        read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
-        options = calls.key_of(choices, window, kernel), read
-        result = calls.replay(q1, k1, v1, out1, return_lse, options, extras)
-        if result is not None:
-            result = _without_batch(result, out, return_lse)
-            return _cleared(result, out, return_lse, cu_seqlens_q, max_seqlen_q)
-    arguments = locals()
-    check_flag("return_lse", return_lse)
-    fp8, arguments = as_8_bits(arguments, "thd")
-    xp = _module_of(arguments)
-    call = call_of(arguments, mods, xp)
-    problem, lengths = call.problem, call.lengths
-    if xp is np:
-        if fp8 is not None:
-            call = fp8.applied(call, Rows.varlen(**lengths))
-        return on_cpu(call, arguments)
-    if fp8 is not None:
-        fp8_gpu.planned(fp8, problem, kernel)
-    if problem.sequences == 0:
-        if fp8 is None:
-            Planner(problem, devices.current(), kernel)  # which refuses a kernel that cannot be
-        return _of_no_sequence(problem, arguments, xp)
-    extras = extras._replace(lengths=tuple(map(calls.on_device, LENGTHS, lengths.values())))
-    if fp8 is None:
-        result = calls.run(q1, k1, v1, out1, return_lse, options, extras, problem, LAYOUT, kernel)
-    else:
-        rows = Rows.varlen(*extras.lengths)
-        into = None if out is None else out[None]
-        result = fp8_gpu.attention(fp8, rows, problem, into, return_lse, LAYOUT, kernel, extras)
-    result = _without_batch(result, out, return_lse)
-    if isinstance(cu_seqlens_q, np.ndarray):  # which is known to cover all queries
-        return result
-    return _cleared(result, out, return_lse, extras.lengths[0], max_seqlen_q)
+    choices = (
+        *(return_lse, window, kernel, causal, attention_chunk, softcap, dropout_p, scale),
+        *(max_seqlen_q, max_seqlen_k),
+    )
+    read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
+    given = _NAMES, LENGTHS["Varlen"], mods
+    return calls.run(q, k, v, out, choices, read, extras, new_kind, given)
 
 
 @arguments_of(attention_varlen)
@@ -280,10 +218,8 @@ def explain_varlen(
     v: Array,
     cu_seqlens_q: Array,
     cu_seqlens_k: Array,
-    *,
-    return_lse: bool = False,
-    **options: Unpack[VarlenOptions],
-) -> Plan | DecodePlan | Fp8Plan | cpu_attention.Plan:
+    **options: Unpack[VarlenOptions[bool]],
+) -> AnyPlan:
     """Return how `attention_varlen` would run this call; nothing is compiled, launched or written.
 
     Parameters
@@ -306,109 +242,5 @@ def explain_varlen(
     TypeError, ValueError
         As `attention_varlen`.
     """
-    arguments = {**locals(), **options}
-    check_flag("return_lse", return_lse)
-    fp8, arguments = as_8_bits(arguments, "thd")
-    is_on_host = isinstance(arguments["q"], np.ndarray)
-    mods = NOTHING if is_on_host else trace(options["score_mod"], options["mask_mod"])
-    xp = _module_of(arguments)
-    problem = call_of(arguments, mods, xp).problem
-    if xp is np:
-        functions_on_cpu(options)
-        return cpu_attention.plan(problem.alike)
-    if fp8 is not None:
-        return fp8_gpu.planned(fp8, problem, options["kernel"])
-    device = devices.current()
-    return Planner(problem, device, options["kernel"]).explained(problem)
-
-
-def _module_of(arguments: Mapping[str, Any]) -> ModuleType:
-    return array_module(*(arguments[name] for name in ("q", "k", "v", "out")))
-
-
-def call_of(arguments: Mapping[str, Any], mods: TracedFunctions, xp: ModuleType) -> Call:
-    """Check a call's arguments. Lengths that are on the host become int32.
-
-    Parameters
-    ----------
-    arguments : mapping
-        The arguments of `attention_varlen`, by name.
-    mods : TracedFunctions
-        The caller's functions, traced.
-    xp : module
-        The module that the arrays belong to.
-    """
-    arrays = {name: arguments[name] for name in ("q", "k", "v", "out")}
-    for name, array in arrays.items():
-        if array is not None and array.ndim != 3:
-            raise ValueError(f"{name} has shape {array.shape}: (total, heads, head_dim) is needed")
-    q, k, v, out = arrays.values()
-    whole = {"q": q[None], "k": k[None], "v": v[None], "layout": LAYOUT, **values_of(arguments)}
-    whole |= {name: arguments[name] for name in ("scale", "return_lse")}
-    problem, operands = parse(whole, xp, shown=(q.shape, k.shape, v.shape))
-    operands = operands._replace(seed=check_dropout_seed(arguments["seed"], arguments["dropout_p"]))
-    totals = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
-    sequences, lengths = parse_offsets({name: arguments[name] for name in LENGTHS}, totals, xp)
-    of_score = arrays_of(arguments)
-    if out is not None:
-        out = np.asarray(out) if xp is np else out
-        check_dtypes({"q": q, "out": out})
-        if xp is not np:
-            check_devices({"out": out}, xp)
-        read = {**of_score, **lengths, **mods.read}
-        inputs = {name: array for name, array in read.items() if array is not None}
-        check_out(out, (*q.shape[:2], v.shape[2]), {"q": q, "k": k, "v": v, **inputs})
-        operands = operands._replace(out=_of_one(out))
-    longest_q, longest_k = (
-        _longest(name, arguments[name]) for name in ("max_seqlen_q", "max_seqlen_k")
-    )
-    problem = problem._replace(
-        kv="Varlen", sequences=sequences, max_seqlen_q=longest_q, max_seqlen_k=longest_k
-    )
-    check_longest("max_seqlen_q", longest_q, lengths["cu_seqlens_q"])
-    check_longest("max_seqlen_k", longest_k, lengths["cu_seqlens_k"], lengths["seqused_k"])
-    for name in ("bias", "mask"):
-        if of_score[name] is not None and _ANY in (longest_q, longest_k):
-            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
-    reads, views = parse_score_arrays(of_score, mods, 4, problem.sizes, xp)
-    shapes = (*q.shape[:2], v.shape[2]), (problem.heads_q, problem.seq_q)
-    operands = operands._replace(score_arrays=views)
-    return Call(problem.reading(*reads), operands, lengths, shapes, _of_one, ndim=4)
-
-
-def _of_one(array: Array) -> Array:
-    """View (total, heads, head_dim) as one sequence, (1, heads, total, head_dim)."""
-    return as_bhsd(array[None], LAYOUT)
-
-
-def _longest(name: str, most: int | None) -> int:
-    return _ANY if most is None else check_size(name, most, least=0)
-
-
-def _without_batch(result: Any, out: Array | None, return_lse: bool) -> Any:
-    """Return what the caller wants of a result of one sequence."""
-    if not return_lse:
-        return result[0] if out is None else out
-    return (result[0][0] if out is None else out), result[1][0]
-
-
-def _of_no_sequence(problem: Problem, arguments: Mapping[str, Any], xp: Any) -> Any:
-    """Return the result of a call on the GPU whose queries no sequence has."""
-    q, out = arguments["q"], arguments["out"]
-    if out is None:
-        out = xp.zeros((*q.shape[:2], problem.head_dim_v), q.dtype)
-    if not arguments["return_lse"]:
-        return out
-    lse = xp.empty((problem.heads_q, problem.seq_q), np.float32)
-    lse.fill(-np.inf)
-    return out, lse
-
-
-def _cleared(
-    result: Any, out: Array | None, return_lse: bool, offsets: Array, longest: int | None
-) -> Any:
-    """Clear the rows that no sequence has, of arrays that are made here; return the result."""
-    made, lse = result if return_lse else (result, None)
-    most = _ANY if longest is None else int(longest)
-    clear_rows(made if out is None else None, lse, offsets, most)
-    return result
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return explained({"q": q, "k": k, "v": v, **lengths, **options})

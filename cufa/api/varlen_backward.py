@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cufa.api.backward import gradients_of
+from cufa.api.gradients import gradients_of
 from cufa.api.options import Causal, UserFunction, Window
 from cufa.api.other_names import names_here
-from cufa.api.varlen import call_of
 from cufa.arrays import AnyArray, ArrayT
 from cufa.features.window import NO_WINDOW
 from cufa.problem.parse_backward import TENSORS
@@ -101,4 +100,4 @@ def attention_varlen_backward(
     >>> [x.shape for x in found]
     [(160, 8, 64), (160, 8, 64), (160, 8, 64)]
     """
-    return gradients_of(locals(), call_of)
+    return gradients_of(locals())

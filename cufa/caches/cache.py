@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import numpy as np
 
+from cufa.api.arguments import call_of
 from cufa.api.decode import decode_padded
-from cufa.api.options import CacheOptions, Window
+from cufa.api.options import Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
 from cufa.caches.counts import Counts, none_allocated
@@ -16,11 +17,12 @@ from cufa.caches.layer import Layer
 from cufa.caches.sequences import Sequences
 from cufa.checks import check_scale, check_size
 from cufa.features.window import NO_WINDOW
-from cufa.problem.parse_decode import parse_decode
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from cufa.api.keywords import CacheOptions
 
 _OF_PAGES = frozenset(("allocate", "free", "free_pages"))
 
@@ -275,7 +277,7 @@ class Cache(Sequences):
         caches = {"k_cache": held.k, "v_cache": held.v, "layout": self._store.layout}
         places = {"lengths": held.lengths, "block_table": held.block_table}
         places |= {"k_scale": held.k_scale, "v_scale": held.v_scale}
-        parse_decode({**arguments, **caches, **places})
+        call_of({**arguments, **caches, **places})
         if not self._in_use.any():
             raise none_allocated(self._rows.start, len(self))
         if not self._store.host[1].any():
@@ -360,8 +362,8 @@ class Cache(Sequences):
                 "keys adds to each; make the cache with smooth=False"
             )
         choices = (
-            *(causal, window, attention_chunk, softcap, scale, self._store.layout),
-            *(num_splits, unified_max, return_lse, kernel),
+            *(return_lse, window, kernel, causal, attention_chunk, softcap, scale),
+            *(self._store.layout, num_splits, unified_max),
         )
         scales = held.k_scale, held.v_scale
         others = held.lengths, held.block_table, *scales, alibi_slopes, sinks

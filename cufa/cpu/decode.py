@@ -11,19 +11,18 @@ from cufa.cpu.attention import attend, steps_of
 from cufa.cpu.functions import NO_FUNCTIONS
 from cufa.cpu.kv import KV
 from cufa.cpu.runs import Run, padded
-from cufa.problem.parse_decode import DecodeOperands
 from cufa.problem.problem import Problem
 from cufa.quantized.e4m3 import E4M3
 
 
-def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
+def decode(problem: Problem, operands: Operands) -> np.ndarray:
     """Compute attention over caches, as `cufa.cpu.attention.attention` does over arrays.
 
     Parameters
     ----------
     problem : Problem
-    operands : DecodeOperands
-        With `out`, where the result goes.
+    operands : Operands
+        With `out`, where the result goes. K and V are caches.
 
     Returns
     -------
@@ -34,12 +33,12 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
     -----
     No step holds keys of two sequences, so a sequence has the same bits alone and in any batch.
     """
-    p, (q, k_cache, v_cache, lengths, table, out, score_arrays, scales) = problem, operands
+    p, k_cache, v_cache = problem, operands.k, operands.v
+    lengths, table = operands.lengths.values()
     if p.kv_dtype == E4M3.name:
         k_cache, v_cache = k_cache.view(E4M3), v_cache.view(E4M3)  # of uint8
-    caches = k_cache, v_cache, *(scale[..., None] for scale in scales)
-    lse = np.empty(out.shape[:3], np.float32)
-    call = Operands(q, k_cache, v_cache, out, score_arrays)
+    caches = k_cache, v_cache, *(scale[..., None] for scale in operands.scales)
+    lse = np.empty(operands.out.shape[:3], np.float32)
     with np.errstate(all="ignore"):  # as in `attention`
         for i in range(p.batch):
             one = slice(i, i + 1)
@@ -47,7 +46,7 @@ def decode(problem: Problem, operands: DecodeOperands) -> np.ndarray:
             of_one = p._replace(batch=1, seq_kv=length, kv="Dense")
             run = Run(one, *2 * [partial(padded, one, None)])
             blocks, pages = (one, None) if table is None else (slice(None), table[i])
-            for step in steps_of(of_one, run, call, NO_FUNCTIONS):
+            for step in steps_of(of_one, run, operands, NO_FUNCTIONS):
                 kv = KV(*(x[blocks, step.heads_kv] for x in caches), table=pages)
-                attend(step, call, kv, lse)
+                attend(step, operands, kv, lse)
     return lse

@@ -10,12 +10,11 @@ import numpy as np
 
 from cufa import device as devices
 from cufa import optional
-from cufa.api.arguments import parsed
 from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.api.other_names import names_here
-from cufa.arrays import Array, Operands, array_module
+from cufa.arrays import Array, Operands, module_of_all
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
@@ -27,6 +26,7 @@ from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
 from cufa.features.expression.tracing import trace
 from cufa.problem.extras import arrays_of
+from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
 
 _DEFAULTS: dict[str, Any] = {
@@ -174,14 +174,14 @@ def _of_arrays(
         seed=check_seed(options.get("seed", 0)),
     )
     check_flag("return_lse", arguments["return_lse"])
-    xp = array_module(*arrays)
+    xp = module_of_all(dict(zip("qkv", arrays, strict=True)))
     if timed:
         xp = optional.cupy()
         inputs = inputs.on(xp)
         arrays = tuple(map(xp.asarray, arrays))
     arguments |= {**dict(zip("qkv", arrays, strict=True)), **inputs.arrays}
     arguments["block_mask"] = inputs.block_mask
-    return *parsed(arguments, inputs.traced, xp), inputs
+    return *parse(arguments, xp, inputs.traced), inputs
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

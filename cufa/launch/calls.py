@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,18 @@ from cufa.arrays import ALIGNMENT, Array, Ints, as_bhsd, copied, padded
 from cufa.features.parts import ARRAYS
 from cufa.features.window import NO_WINDOW
 from cufa.launch.capture import is_capturing, refuse_memory
+from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import Key
 from cufa.problem.extras import NO_EXTRAS, Extras
-from cufa.problem.lengths import is_readable
+from cufa.problem.lengths import LENGTHS, is_readable
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
 from cufa.remembered import remember
-from cufa.specs.variant import Variant
 
 _KINDS = 64  # that are remembered
-_BLOCK_MASK = ARRAYS.index("block_mask")
+_BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 _ALIGNED = (True, True, True)
 
 _prepared: dict[Key, PreparedCalls] = {}
@@ -34,15 +35,6 @@ _current_device: Any = None
 def dtype_of(array: object) -> object:
     """Return the dtype of what may be an array; None if it has none."""
     return getattr(array, "dtype", None)
-
-
-def key_of(choices: Key, window: object, kernel: object) -> Key:
-    """Return the key of a caller's choices, of which `window` and `kernel` may be tuples.
-
-    Types are in it, too: True == 1, and a cached call must not accept what a first one refuses.
-    """
-    of_window = window is NO_WINDOW or _types_in(window)
-    return choices, (*map(type, choices),), of_window, kernel is None or _types_in(kernel)
 
 
 def _types_in(choice: object) -> object:
@@ -76,28 +68,120 @@ def on_device(name: str, array: Array | None) -> Array | None:
     return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
 
 
-def replay(
+def run(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    choices: tuple[Any, ...],
+    read: Key,
+    extras: Extras,
+    new: Callable[..., PreparedCalls],
+    given: tuple[Any, ...],
+) -> Any:
+    """Run a call of `attention`, `attention_varlen` or `decode` on the GPU.
+
+    Parameters
+    ----------
+    q, k, v, out : object
+    choices : tuple
+        The caller's choices: `return_lse`, `window`, `kernel`, then others.
+    read : tuple
+        What else all calls of a kind have in common.
+    extras : Extras
+        Objects that may be arrays, or a `BlockMask`.
+    new : callable
+        Checks a call in full, whose kind is not known or which may be illegal, and returns its
+        kind. Called with a tuple of q, k, v and out, `choices`, `extras`, and what is `given`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The call is illegal, or no kernel can take it.
+    """
+    return_lse, window, kernel = choices[0], choices[1], choices[2]
+    # Types are in the key, too: True == 1, and a known call must not accept what a new one refuses.
+    of_window = window is NO_WINDOW or _types_in(window)
+    of_kernel = kernel is None or _types_in(kernel)
+    options = choices, (*map(type, choices),), of_window, of_kernel, read
+    result = _replayed(None, q, k, v, out, return_lse, options, extras)
+    if result is not None:
+        return result
+    kind = new((q, k, v, out), choices, extras, *given)
+    global _ndarray, _current_device
+    import cupy
+
+    _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
+    problem = kind.problem
+    if problem.is_empty:
+        sinks = extras.arrays[_SINKS] if extras.arrays else None
+        return nothing(problem, kind.layout, q, out, return_lse, sinks)
+    has_gaps = True
+    if extras.lengths:
+        has_gaps = not isinstance(extras.lengths[0], np.ndarray)  # else known to cover all queries
+        names = LENGTHS[problem.kv]
+        extras = extras._replace(lengths=tuple(map(on_device, names, extras.lengths)))
+    head_dims = problem.head_dim, problem.head_dim_v
+    key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
+    kind = remember(_prepared, key, kind, _KINDS)
+    result = _replayed(kind, q, k, v, out, return_lse, options, extras, has_gaps)
+    if result is None:
+        raise ValueError("an array besides q, k and v begins within an element of its dtype")
+    return result
+
+
+def nothing(
+    problem: Problem,
+    layout: str,
+    q: Array,
+    out: Array | None,
+    return_lse: bool,
+    sinks: Array | None = None,
+) -> Any:
+    """Return the result of a call without queries, or whose queries have no key."""
+    import cupy
+
+    shape, lse_shape = restore_shape(problem, q.ndim, layout)
+    made = out is None
+    if out is None:
+        out = cupy.empty(shape, q.dtype)
+    # An `out` keeps rows that no sequence has.
+    if out.size and (made or problem.is_cached):
+        out.fill(0)
+    if not return_lse:
+        return out
+    lse = cupy.empty(lse_shape, np.float32)
+    if lse.size:
+        lse.fill(-np.inf)
+    if lse.size and problem.is_cached and sinks is not None:
+        lse[...] = sinks[:, None]
+    return out, lse
+
+
+def _replayed(
+    checked: PreparedCalls | None,
     q: Any,
     k: Any,
     v: Any,
     out: Any,
     return_lse: bool,
     options: Key,
-    extras: Extras = NO_EXTRAS,
-    checked: PreparedCalls | None = None,
+    extras: Extras,
+    has_gaps: bool = True,
 ) -> Any:
-    """Run a call of a kind that `run` has run; None if there is none, or it may be illegal.
+    """Run a call of a known kind; None if there is none, or it may be illegal.
 
     Parameters
     ----------
-    q, k, v, out : object
+    checked : PreparedCalls or None
+        The kind of a call that is legal.
+    q, k, v, out, extras
+        As in `run`.
     return_lse : bool
     options : tuple
-        The caller's choices, with their types: True == 1.
-    extras : Extras
-        Objects that may be arrays, or a `BlockMask`.
-    checked : PreparedCalls, optional
-        The kind of a call that is legal.
+        What all calls of a kind have in common, but for arrays and their device.
+    has_gaps : bool
+        Whether there may be queries that none of the packed sequences has.
 
     Raises
     ------
@@ -150,24 +234,32 @@ def replay(
         addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
     if extras.seed is not None:
         addresses = (*addresses, extras.seed)
-    if call.needs_memory:
-        return _run_with_memory(prepared, call, q, k, v, out, return_lse, addresses)
-    if out is None:
+    needs_memory = call.needs_memory
+    if needs_memory and is_capturing():
+        raise _cannot_be_captured(call, prepared, (q, k, v, out))
+    made = out is None
+    if made:
         out = _ndarray(call.shape, dtype)
     lse, lse_at = None, 0
     if return_lse:
         lse = _ndarray(call.lse_shape, np.float32)
         lse_at = lse.data.ptr
-    addresses = (q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
-    try:
-        call.launch(*addresses)
-    except NotSetAsideError:
-        other = prepared.fallback(key, q_at)
-        if other is None:
-            raise
-        if other.needs_memory:
-            raise _cannot_be_captured(other, prepared, (q, k, v, out)) from None
-        other.launch(*addresses)
+    if needs_memory:
+        _run_with_memory(prepared, call, (q, k, v, out), made, lse_at, addresses)
+    else:
+        addresses = (q_at, k_at, v_at, out.data.ptr, lse_at, *addresses)
+        try:
+            call.launch(*addresses)
+        except NotSetAsideError:
+            other = prepared.fallback(key, q_at)
+            if other is None:
+                raise
+            if other.needs_memory:
+                raise _cannot_be_captured(other, prepared, (q, k, v, out)) from None
+            other.launch(*addresses)
+    if infos and prepared.layout == "thd" and has_gaps and (made or return_lse):
+        most = prepared.problem.max_seqlen_q
+        clear_rows(out if made else None, lse, extras.lengths[0], most)
     return (out, lse) if return_lse else out
 
 
@@ -218,86 +310,45 @@ def _is_legal(
     )
 
 
-def run(
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array | None,
-    return_lse: bool,
-    options: Key,
-    extras: Extras,
-    problem: Problem,
-    layout: str,
-    kernel: str | Variant | None,
-    **choices: Any,
-) -> Any:
-    """Run a call that is legal, and remember its kind.
-
-    Parameters
-    ----------
-    q, k, v, out, return_lse, options, extras
-        As in `replay`.
-    problem, layout, kernel, **choices
-        As in `PreparedCalls`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        No kernel can take it.
-    """
-    global _ndarray, _current_device
-    import cupy
-
-    _ndarray, _current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
-    prepared = PreparedCalls(problem, layout, extras, kernel, **choices)
-    shape, lse_shape = restore_shape(problem, q.ndim, layout)
-    if 0 in shape:
-        result = _ndarray(shape, q.dtype) if out is None else out
-        return (result, _ndarray(lse_shape, np.float32)) if return_lse else result
-    head_dims = problem.head_dim, problem.head_dim_v
-    key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
-    prepared = remember(_prepared, key, prepared, _KINDS)
-    result = replay(q, k, v, out, return_lse, options, extras, prepared)
-    if result is None:
-        raise ValueError("an array besides q, k and v begins within an element of its dtype")
-    return result
-
-
 def _run_with_memory(
     prepared: PreparedCalls,
     call: PreparedCall,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array | None,
-    return_lse: bool,
+    arrays: tuple[Array, ...],
+    made: bool,
+    lse_at: int,
     addresses: Ints,
-) -> Any:
-    """Run a call on copies of arrays, or with a workspace."""
-    if is_capturing():
-        raise _cannot_be_captured(call, prepared, (q, k, v, out))
-    arrays = dict(zip(prepared.names, (q, k, v, out), strict=True))
-    keeps_rows = out is not None and prepared.problem.kv == "Varlen"  # those that no sequence has
-    if out is None:
-        arrays["out"] = out = _ndarray(call.shape, q.dtype)
-    lse = _ndarray(call.lse_shape, np.float32) if return_lse else None
-    taken = dict(arrays)
+) -> None:
+    """Run a call on copies of its arrays, or with a workspace.
+
+    Parameters
+    ----------
+    prepared : PreparedCalls
+    call : PreparedCall
+    arrays : tuple of array
+        q, k, v and out.
+    made : bool
+        Whether `out` was made for the call; what it holds does not matter then.
+    lse_at : int
+        Address of the log-sum-exp, or 0.
+    addresses : tuple of int
+        Those of the extras.
+    """
+    given = dict(zip(prepared.names, arrays, strict=True))
+    taken = dict(given)
     for name in call.copies:
-        view = as_bhsd(arrays[name], prepared.layout)
+        view = as_bhsd(given[name], prepared.layout)
         if name == "out":
             taken[name] = padded(view.shape, view.dtype, _ndarray)
-            if keeps_rows:
+            if not made and prepared.problem.kv == "Varlen":  # rows that no sequence has
                 taken[name][...] = view
         else:
             taken[name] = copied(view, negate=name == "q" and prepared.problem.scale < 0)
     if call.workspace_floats:
         workspace = _ndarray(call.workspace_floats, np.float32)
         addresses = (workspace.data.ptr,)
-    q_at, k_at, v_at, out_at = (array.data.ptr for array in taken.values())
-    call.launch(q_at, k_at, v_at, out_at, 0 if lse is None else lse.data.ptr, *addresses)
+    call.launch(*(array.data.ptr for array in taken.values()), lse_at, *addresses)
     if "out" in call.copies:
-        as_bhsd(out, prepared.layout)[...] = taken["out"]
-    return out if lse is None else (out, lse)
+        as_bhsd(given["out"], prepared.layout)[...] = taken["out"]
 
 
 def _cannot_be_captured(

@@ -23,6 +23,7 @@ from cufa.planner.attention import Planner
 from cufa.planner.plan import Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.lengths import of_lengths
+from cufa.problem.parse import restore_shape
 from cufa.problem.problem import CACHES, Problem, check_shapes
 from cufa.problem.scales import scale_infos
 from cufa.remembered import remember
@@ -223,12 +224,11 @@ class PreparedCalls:
         problem = self._problem(views, extras)
         if problem is None:
             return None
-        result = views.shapes[3]
-        shape = (*q[:-1], result[3])
+        shape, lse_shape = restore_shape(problem, len(q), self.layout)
         if out is not None and out[0] != shape:
             raise ValueError(f"out has shape {out[0]}, but {shape} is needed")
-        reads = self._reads
-        numbers = placed(reads, len(shape), problem.sizes, extras) if reads else ()
+        reads, ndim = self._reads, 4 if self.layout == "thd" else len(shape)
+        numbers = placed(reads, ndim, problem.sizes, extras) if reads else ()
         plan = planner(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
         strides, copies = self._viewer.taken(inputs, out, aligned, views, loaded.tma)
@@ -240,7 +240,7 @@ class PreparedCalls:
             loaded.prepared(plan, problem, views.shapes, strides, address, numbers, extras),
             plan.variant,
             shape,
-            result[:3] if len(shape) == 4 else shape[:-1],
+            lse_shape,
             bool(copies) or floats > 0,
             floats,
             copies,

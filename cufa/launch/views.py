@@ -150,6 +150,9 @@ class Viewer:
 
     def _bhsd(self, shape: Ints, strides: Ints) -> tuple[Ints, Ints]:
         """Return shape and strides with the axes (batch, heads, seq, head_dim)."""
+        if self._layout == "thd":
+            (t, h, d), (of_t, of_h, of_d) = shape, strides
+            return (1, h, t, d), (ALIGNMENT, of_h, of_t, of_d)
         if len(shape) == 4:
             if self._layout == "bhsd":
                 return shape, strides

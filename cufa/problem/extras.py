@@ -15,19 +15,14 @@ import numpy as np
 
 from cufa.arrays import Array, ArrayInfo, Ints, aligned_address, module_of
 from cufa.checks import check_devices, shown_dtype
-from cufa.dtypes import DTYPES
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.part import Part
 from cufa.features.parts import ARRAYS, PARTS, part_named
-from cufa.features.user_functions import BLOCKS
+from cufa.features.user_functions import BLOCKS, Blocks, MaskMod
+from cufa.problem.problem import Problem
 
-_NAMES = {
-    **{row.numpy: row.name for row in DTYPES.values()},
-    np.dtype(np.bool_): "bool",
-    np.dtype(np.uint8): "uint8",
-}
 _PARTS = {
-    argument: {part.dtype: part for part in PARTS.values() if part.argument == argument}
+    argument: {np.dtype(part.dtype): part for part in PARTS.values() if part.argument == argument}
     for argument in ARRAYS
 }
 
@@ -35,6 +30,7 @@ _PARTS = {
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 _MOST_AXES = max(_PAIRS)
 _BLOCK_MASK = ARRAYS.index("block_mask")
+_OF_BLOCKS = {"sequences": ("batch", "b"), "heads": ("heads", "h")}
 
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""
@@ -78,8 +74,6 @@ class Extras(NamedTuple):
     @property
     def table(self) -> ArrayInfo | None:
         """The block table of `decode`."""
-        if not self.lengths:
-            return None
         tables = (info for info in self.lengths if info is not None and len(info.shape) == 2)
         return next(tables, None)
 
@@ -140,7 +134,7 @@ _INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
 
 def part_of(argument: str, dtype: np.dtype) -> Part | None:
     """Return the part that reads an argument of a dtype; None if none does."""
-    return _PARTS[argument].get(_NAMES.get(dtype, ""))
+    return _PARTS[argument].get(dtype)
 
 
 def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> Ints | None:
@@ -211,7 +205,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
         if name == BLOCKS:
             if info is not None and unlike(info, sizes) is None:
                 strides = info[0][:2]
-        elif info is not None and _NAMES.get(info.dtype) == part.dtype:
+        elif info is not None and part_of(part.argument, info.dtype) is part:
             strides = None if _odd(*info) else steps(part, ndim, sizes, info.shape, info.strides)
             strides = strides and [step // info.dtype.itemsize for step in strides]
         if strides is None:
@@ -267,6 +261,36 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
         if n != sizes[axis] and not is_for_all:
             return what, n, sizes[axis]
     return None
+
+
+def with_block_mask(problem: Problem, block_mask: Any, xp: ModuleType) -> Problem:
+    """Return the problem of a call that has a `cufa.BlockMask`, if that fits its other arguments.
+
+    Raises
+    ------
+    TypeError
+        Its arrays are of another kind.
+    ValueError
+        Sizes or the device differ.
+    """
+    if module_of("block_mask", block_mask.kinds) is not xp:
+        raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
+    difference = unlike(block_mask.key, problem.sizes)
+    if difference is not None:
+        what, has, needed = difference
+        if has != 1 or what not in _OF_BLOCKS:
+            raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
+        name, index = _OF_BLOCKS[what]
+        raise ValueError(
+            f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the call "
+            f"has {needed}: make it with {name}={needed}"
+        )
+    if xp is not np:
+        check_devices({"block_mask": block_mask.kinds}, xp)
+    # On the CPU, or where all is seen, or nothing
+    if problem.of(MaskMod) is None or problem.seq_kv == 0:
+        return problem
+    return problem.having(Blocks())
 
 
 def check_function_arrays(
@@ -326,7 +350,7 @@ def parse_score_arrays(
             raise TypeError(f"{argument} must be a {xp.__name__} array, as q is")
         part = part_of(argument, array.dtype)
         if part is None:
-            needed = " or ".join(_PARTS[argument])
+            needed = " or ".join(part.dtype for part in _PARTS[argument].values())
             raise TypeError(
                 f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
                 f"{_other_mask(array.dtype) if argument == 'mask' else ''}"

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array, ArrayInfo, module_of
-from cufa.checks import check_devices, shown_dtype
+from cufa.checks import check_devices, check_size, shown_dtype
+from cufa.problem.problem import Problem
 
+LENGTHS = {
+    "Padded": ("lengths_k", "lengths_q"),
+    "Varlen": ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
+    **dict.fromkeys(("Contiguous", "Paged"), ("lengths", "block_table")),
+}
+"""The arguments that say how long sequences are, and where, by `Problem.kv`."""
+
+_ANY = 2**31 - 1
 _INT32 = np.dtype(np.int32)
 
 
@@ -30,37 +41,30 @@ def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
     ValueError
         Kernels cannot read them.
     """
+    named = dict(zip(LENGTHS[kv], lengths, strict=False))  # `lengths_q` may be left out
+    table = named.pop("block_table", None)
     if kv == "Varlen":
-        offsets_q, offsets_k, used = lengths
-        if offsets_q is None or len(offsets_q.shape) != 1 or offsets_q.shape[0] < 2:
-            raise ValueError("cu_seqlens_q does not fit")
-        batch = offsets_q.shape[0] - 1
-        needed = {"cu_seqlens_q": (offsets_q, 1), "cu_seqlens_k": (offsets_k, 1)}
-        needed |= {} if used is None else {"seqused_k": (used, 0)}
-    else:
-        names = ("lengths_k", "lengths_q") if kv == "Padded" else ("lengths",)
-        named = zip(names, lengths, strict=False)  # a block table may follow
-        needed = {name: (info, 0) for name, info in named if info is not None}
-    for name, (info, more) in needed.items():
-        if info is None or not _is_row(info, batch + more):
+        first = named["cu_seqlens_q"]
+        batch = 0 if first is None else math.prod(first.shape) - 1
+    for name, info in named.items():
+        is_offsets = name.startswith("cu_seqlens")
+        if info is None and not is_offsets:
+            continue
+        if info is None or info.shape != (batch + is_offsets,) or not is_readable(info):
             raise ValueError(f"{name} does not fit")
-    if kv == "Paged" and not _is_table(lengths[1]):
+    if batch < 1:
+        raise ValueError("there are no sequences")
+    if kv == "Paged" and (table is None or not is_readable(table)):
         raise ValueError("block_table does not fit")
     return batch
 
 
-def _is_row(info: ArrayInfo, n: int) -> bool:
-    is_contiguous = n == 1 or info.strides == (_INT32.itemsize,)
-    return info.dtype == _INT32 and info.shape == (n,) and is_contiguous
-
-
-def _is_table(info: ArrayInfo | None) -> bool:
-    """Whether it has rows of numbers that follow each other."""
-    if info is None or info.dtype != _INT32:
+def is_readable(array: Array | ArrayInfo) -> bool:
+    """Whether kernels read lengths, offsets or a table of the device as they are."""
+    shape, (*steps, step) = array.shape, array.strides
+    if array.dtype != _INT32 or (shape[-1] > 1 and step != _INT32.itemsize):
         return False
-    batch, pages = info.shape
-    rows_follow = pages == 1 or info.strides[1] == _INT32.itemsize
-    return rows_follow and (batch == 1 or info.strides[0] % _INT32.itemsize == 0)
+    return all(n <= 1 or step % _INT32.itemsize == 0 for n, step in zip(shape, steps, strict=False))
 
 
 def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
@@ -90,83 +94,141 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
         check_devices({name: array}, xp)
 
 
-def is_readable(array: Array) -> bool:
-    """Whether kernels read lengths, offsets or a table of the device as they are."""
-    follow = array.shape[-1] <= 1 or array.strides[-1] == _INT32.itemsize
-    return bool(array.dtype == _INT32 and follow)
-
-
-def check_lengths(name: str, lengths: np.ndarray, most: int, room: str = "") -> None:
+def check_lengths(name: str, lengths: Array, most: int | np.ndarray, room: str = "") -> None:
     """Refuse lengths on the host that are negative, or more than there is room for.
 
-    `room` says what there is room for, for the end of the message.
+    `room` says what there is room for, for the end of the message; `{i}` in it is the sequence.
     """
+    if not isinstance(lengths, np.ndarray):
+        return
     bad = np.flatnonzero((lengths < 0) | (lengths > most))
     if bad.size:
         i = int(bad[0])
-        raise ValueError(f"{name}[{i}] is {lengths[i]}: it must be 0 to {most}{room}")
+        most_of_it = np.broadcast_to(most, lengths.shape)[i]
+        raise ValueError(
+            f"{name}[{i}] is {lengths[i]}: it must be 0 to {most_of_it}{room.format(i=i)}"
+        )
 
 
-def parse_offsets(
-    arrays: Mapping[str, Array | None], totals: Mapping[str, int], xp: ModuleType
-) -> tuple[int, dict[str, Array | None]]:
-    """Check where sequences begin and how many of their keys are in use.
+def with_lengths(
+    problem: Problem, arguments: Mapping[str, Any], xp: ModuleType
+) -> tuple[Problem, dict[str, Array | None]]:
+    """Check the arrays that say how long sequences are, and where.
 
     Parameters
     ----------
-    arrays : mapping
-        ``cu_seqlens_q``, ``cu_seqlens_k`` and ``seqused_k``; the last one may be None.
-    totals : mapping
-        Numbers of rows, by the names of the first two.
+    problem : Problem
+        The problem without them.
+    arguments : mapping
+        The arguments of the call by name.
     xp : module
         The module that q belongs to.
 
     Returns
     -------
-    int
-        How many sequences there are.
+    Problem
     dict
-        The arrays, as int32 if they are on the host.
+        The arrays; offsets, and lengths that go with them, as int32 if they are on the host.
 
     Raises
     ------
     TypeError, ValueError
-        For other kinds, dtypes and shapes; and on the host, for offsets that do not begin with 0,
-        decrease or exceed the rows, and for lengths that are negative or beyond their sequence.
+        For other kinds, dtypes and shapes; and on the host, for lengths that are negative or beyond
+        their sequence, and for offsets that do not begin with 0, decrease or exceed the rows.
     """
-    first = arrays["cu_seqlens_q"]
+    if "cu_seqlens_q" in arguments:
+        return _packed(problem, arguments, xp)
+    if problem.is_cached:
+        return problem, _in_cache(problem, arguments, xp)
+    lengths = {name: arguments.get(name) for name in LENGTHS["Padded"]}
+    if all(array is None for array in lengths.values()):
+        return problem, {}
+    for (name, array), most in zip(lengths.items(), (problem.seq_kv, problem.seq_q), strict=True):
+        if array is not None:
+            check_integers(name, array, (problem.batch,), xp)
+            check_lengths(name, array, most)
+    return problem._replace(kv="Padded"), lengths
+
+
+def _packed(
+    problem: Problem, arguments: Mapping[str, Any], xp: ModuleType
+) -> tuple[Problem, dict[str, Array | None]]:
+    """Do what `with_lengths` does, for packed sequences."""
+    first = arguments["cu_seqlens_q"]
     module_of("cu_seqlens_q", first)
-    if first is None or first.ndim != 1 or first.size < 1:
-        shape = getattr(first, "shape", None)
-        raise ValueError(f"cu_seqlens_q has shape {shape}, but (sequences + 1,) is needed")
+    if first.ndim != 1 or first.size < 1:
+        raise ValueError(f"cu_seqlens_q has shape {first.shape}, but (sequences + 1,) is needed")
     sequences = first.size - 1
-    checked = dict(arrays)
-    for name, array in arrays.items():
-        if array is None and name not in totals:
+    rows = {"cu_seqlens_q": problem.seq_q, "cu_seqlens_k": problem.seq_kv}
+    lengths = {name: arguments[name] for name in LENGTHS["Varlen"]}
+    for name, array in lengths.items():
+        if array is None and name not in rows:
             continue
-        check_integers(name, array, (sequences + (name in totals),), xp)
+        check_integers(name, array, (sequences + (name in rows),), xp)
         if not isinstance(array, np.ndarray):
             continue
-        if name in totals:
-            check_offsets(name, array, totals[name])
+        if name in rows:
+            check_offsets(name, array, rows[name])
+        elif isinstance(lengths["cu_seqlens_k"], np.ndarray):
+            room = ", the keys of sequence {i} in cu_seqlens_k"
+            check_lengths(name, array, np.diff(lengths["cu_seqlens_k"]), room)
         else:
-            _check_used(name, array, arrays["cu_seqlens_k"])
-        checked[name] = np.ascontiguousarray(array, np.int32)
-    return sequences, checked
+            check_lengths(name, array, _ANY)
+        lengths[name] = np.ascontiguousarray(array, np.int32)
+    longest_q, longest_k = (
+        _ANY if arguments[name] is None else check_size(name, arguments[name], least=0)
+        for name in ("max_seqlen_q", "max_seqlen_k")
+    )
+    offsets_q, offsets_k, used = lengths.values()
+    _check_longest("max_seqlen_q", longest_q, offsets_q)
+    _check_longest("max_seqlen_k", longest_k, offsets_k, used)
+    for name in ("bias", "mask"):
+        if arguments[name] is not None and _ANY in (longest_q, longest_k):
+            raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k are needed with it")
+    problem = problem._replace(
+        kv="Varlen", sequences=sequences, max_seqlen_q=longest_q, max_seqlen_k=longest_k
+    )
+    return problem, lengths
 
 
-def _check_used(name: str, used: np.ndarray, offsets: Array) -> None:
-    """Refuse lengths on the host that are negative, or beyond sequences known on the host."""
-    if not isinstance(offsets, np.ndarray):
-        check_lengths(name, used, 2**31 - 1)
-        return
-    rows = np.diff(offsets)
-    bad = np.flatnonzero((used < 0) | (used > rows))
-    if bad.size:
-        i = int(bad[0])
+def _in_cache(
+    problem: Problem, arguments: Mapping[str, Any], xp: ModuleType
+) -> dict[str, Array | None]:
+    """Return the arrays of `with_lengths`, for a cache: None for `capacity` keys of each."""
+    lengths, table = (arguments[name] for name in LENGTHS[problem.kv])
+    if lengths is not None:
+        check_integers("lengths", lengths, (problem.batch,), xp)
+        room = ""
+        if table is not None:
+            pages, size = table.shape[1], problem.page_size
+            room = f", the {pages} pages of {size} tokens of a sequence's table"
+        check_lengths("lengths", lengths, problem.seq_kv, room)
+    if table is not None:
+        check_integers("block_table", table, (problem.batch, table.shape[1]), xp)
+        if isinstance(table, np.ndarray):
+            _check_table(table, lengths, problem)
+    found = {"lengths": lengths, "block_table": table}
+    return {
+        name: np.ascontiguousarray(x, np.int32) if isinstance(x, np.ndarray) else x
+        for name, x in found.items()
+    }
+
+
+def _check_table(table: np.ndarray, lengths: Array | None, problem: Problem) -> None:
+    """Refuse pages on the host that do not exist, as far as they are known to be in use."""
+    if lengths is not None and not isinstance(lengths, np.ndarray):
+        return  # only the device knows
+    used = problem.seq_kv if lengths is None else lengths[:, None]
+    bad = (table < 0) | (table >= problem.pages)
+    first = np.arange(table.shape[1]) * problem.page_size  # keys
+    bad &= first < used
+    seen, _ = problem.seen(0, np.int64(used) - problem.seq_q)
+    if seen is not None:
+        bad &= np.minimum(first + problem.page_size, used) > seen
+    if bad.any():
+        i, j = (int(x) for x in np.argwhere(bad)[0])
         raise ValueError(
-            f"{name}[{i}] is {used[i]}: it must be 0 to {rows[i]}, the keys of sequence {i} in "
-            "cu_seqlens_k"
+            f"block_table[{i}, {j}] is {table[i, j]}, but the cache has {problem.pages} pages"
         )
 
 
@@ -187,7 +249,7 @@ def check_offsets(name: str, offsets: np.ndarray, total: int) -> None:
         )
 
 
-def check_longest(name: str, most: int, offsets: Array, used: Array | None = None) -> None:
+def _check_longest(name: str, most: int, offsets: Array, used: Array | None = None) -> None:
     """Refuse a maximum that a sequence exceeds, where lengths are on the host.
 
     Parameters

@@ -94,9 +94,12 @@ class Problem(NamedTuple):
         return tuple.__new__(Problem, (self[0], *sizes, *self[1 + len(sizes) :]))
 
     @property
-    def has_keys(self) -> bool:
-        """Whether any sequence could have a key."""
-        return self.seq_kv > 0 and (self.pages > 0 or self.kv != "Paged")
+    def is_empty(self) -> bool:
+        """Whether there is nothing to launch: no queries, no sequences, or no key in a cache."""
+        if self.kv == "Varlen" and self.sequences == 0:
+            return True
+        no_key = self.kv in CACHES and 0 in (self.seq_kv, self.pages if self.kv == "Paged" else 1)
+        return no_key or 0 in (self.batch, self.heads_q, self.seq_q)
 
     @property
     def in_cache(self) -> Problem:
@@ -224,12 +227,9 @@ class Problem(NamedTuple):
     def sees(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the first key that each of some queries sees, and the end of what it sees."""
         i = np.arange(rows.start, rows.stop)
-        first, end = np.zeros_like(i), np.full_like(i, self.seq_kv)
-        seen_first, seen_end = self.seen(i, i + self.seq_kv - self.seq_q)
-        if seen_first is not None:
-            first = np.clip(seen_first, 0, self.seq_kv)
-        if seen_end is not None:
-            end = np.minimum(end, seen_end)
+        first, end = self.seen(i, i + self.seq_kv - self.seq_q)
+        first = np.zeros_like(i) if first is None else np.clip(first, 0, self.seq_kv)
+        end = np.full_like(i, self.seq_kv) if end is None else np.minimum(end, self.seq_kv)
         return first, np.maximum(end, first)
 
     def seen(self, i: Any, stands: Any) -> tuple[Any, Any]:
@@ -337,17 +337,18 @@ def from_shapes(
     scale: float | None,
     asked: Mapping[str, object],
     shown: tuple[tuple[int, ...], ...],
+    kv: str = "Dense",
+    table: Ints = (),
 ) -> Problem:
-    """Check 4-D shapes and the arguments that are plain values; errors quote the shapes `shown`.
+    """Check 4-D shapes and the arguments that are plain values; others are as in `check_shapes`.
 
     `asked` holds features of the scores by argument, see `cufa.features.parse`.
     """
-    batch, heads_q, seq_q, head_dim = q_shape
-    _, heads_kv, seq_kv, head_dim_v = v_shape
-    check_shapes("Dense", q_shape, k_shape, v_shape, shown)
-    features = parse(asked)
-    sizes = batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v
-    return Problem(dtype, *sizes, check_scale(scale, head_dim), features)
+    keys = check_shapes(kv, q_shape, k_shape, v_shape, shown, table)
+    (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, page_size, head_dim_v) = q_shape, v_shape
+    sizes = batch, heads_q, heads_kv, seq_q, keys, head_dim, head_dim_v
+    problem = Problem(dtype, *sizes, check_scale(scale, head_dim), parse(asked), kv)
+    return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
 
 
 def check_shapes(

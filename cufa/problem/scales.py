@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 
 import numpy as np
 
 from cufa.arrays import Array, ArrayInfo, Ints
-from cufa.checks import check_devices, shown_dtype
+from cufa.checks import shown_dtype
 from cufa.quantized.e4m3 import E4M3
 
 _OF_8_BITS = {
@@ -21,7 +20,6 @@ SCALES = ("k_scale", "v_scale")
 """The arguments of `decode` that are scales."""
 
 _CACHES = ("k_cache", "v_cache")
-_AXES = 0, 1, 2
 
 
 def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> str | None:
@@ -69,37 +67,25 @@ def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> st
     return dtype
 
 
-def check_scale_shapes(
-    caches: Mapping[str, Array], scales: Mapping[str, Array], xp: ModuleType
-) -> None:
+def check_scale_shapes(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> None:
     """Refuse scales that have other axes than their cache has in front of its last.
 
     Parameters
     ----------
     caches, scales : mapping
         As in `check_scaled`, as the caller has them.
-    xp : module
-        The module of all.
 
     Raises
     ------
     ValueError
-        Shapes do not fit, or scales are on another device.
     """
-    for name, cache in zip(SCALES, _CACHES, strict=True):
-        needed: Ints = caches[cache].shape[:3]
-        if scales[name].shape != needed:
+    for (name, scale), cache in zip(scales.items(), _CACHES, strict=False):
+        shape = caches[cache].shape
+        if scale.shape != shape[:3]:
             raise ValueError(
-                f"{name} has shape {scales[name].shape}, but {cache} has shape "
-                f"{caches[cache].shape}: one scale for each key and K/V head, {needed}, is needed"
+                f"{name} has shape {scale.shape}, but {cache} has shape {shape}: one scale for "
+                f"each key and K/V head, {shape[:3]}, is needed"
             )
-    if xp is not np:
-        check_devices(scales, xp)
-
-
-def of_layout(scale: Array, layout: str) -> Array:
-    """View scales as (batch, heads, seq), or as (pages, heads, page_size)."""
-    return scale if layout == "bhsd" else scale.swapaxes(1, 2)
 
 
 def scale_infos(
@@ -121,14 +107,13 @@ def scale_infos(
         They do not fit, as `check_scaled` and `check_scale_shapes` say in words.
     """
     found = []
+    order = (0, 1, 2) if layout == "bhsd" else (0, 2, 1)
     for info, shape in zip(scales, shapes, strict=True):
-        if info is None or len(info.shape) != len(_AXES):
+        if info is None or len(info.shape) != len(order):
             raise ValueError("scales need three axes")
-        axes = _AXES if layout == "bhsd" else (0, 2, 1)
-        of, steps = (tuple(each[axis] for axis in axes) for each in info[:2])
-        size = info.dtype.itemsize
-        if of != shape[: len(_AXES)] or any(
-            step % size for n, step in zip(of, steps, strict=True) if n > 1
+        of, steps = (tuple(each[axis] for axis in order) for each in info[:2])
+        if of != shape[:3] or any(
+            step % info.dtype.itemsize for n, step in zip(of, steps, strict=True) if n > 1
         ):
             raise ValueError(f"scales of shape {of} and strides {steps} are not of {shape}")
         found.append(ArrayInfo(of, steps, info.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cufa.arrays import Array, Ints, as_bhsd
+from cufa.arrays import Array, Ints
 from cufa.checks import check_choice, check_integer
 
 LAYOUTS = ("bhsd", "bshd", "thd")
@@ -44,11 +44,6 @@ def sizes_of(shape: Ints, layout: str) -> Ints:
         batch, heads, seq = front if layout == "bhsd" else (front[0], front[2], front[1])
         return batch, heads, seq, head_dim
     return (front[0] if len(front) == 2 else 1), 1, front[-1], head_dim
-
-
-def four_axes(array: Array, layout: str) -> Array:
-    """View an array as (batch, heads, seq, head_dim)."""
-    return array.swapaxes(0, 1)[None] if layout == "thd" else as_bhsd(array, layout)
 
 
 def restored_axes(array: Array, ndim: int, layout: str) -> Array:

@@ -24,7 +24,7 @@ from cufa import device as devices
 from cufa.compiler import jit
 from cufa.explorer.clock import Call, Clock
 from cufa.planner import decode as planner
-from cufa.problem.parse_decode import parse_decode
+from cufa.problem.parse import parse
 from cufa.specs.variant import Variant
 
 EXACT = "exact"
@@ -116,7 +116,7 @@ def _variant(operands: Operands, way: Way) -> Variant:
     """Return the variant that decodes in a way, of a cache in one piece."""
     defaults = {n: each.default for n, each in inspect.signature(cufa.decode).parameters.items()}
     arrays = {"q": operands.q, "k_cache": operands.k, "v_cache": operands.v}
-    problem, _, _ = parse_decode({**defaults, **arrays, "unified_max": way.unified_max})
+    problem, _ = parse({**defaults, **arrays, "unified_max": way.unified_max}, cupy)
     return planner.plan_splits(problem, devices.current()).variant
 
 

@@ -1,0 +1,114 @@
+"""What `attention`, `attention_varlen` and `decode` share: calls that are not like earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.api import fp8_gpu
+from cufa.api.arguments import Call, call_of, functions_on_cpu
+from cufa.arrays import Array
+from cufa.cpu import attention as cpu
+from cufa.cpu.decode import decode
+from cufa.features.expression.tracing import NOTHING, TracedFunctions
+from cufa.features.parts import ARRAYS
+from cufa.launch.prepare import PreparedCalls
+from cufa.planner.attention import Planner
+from cufa.planner.decode import DecodePlan
+from cufa.planner.fp8 import Fp8Plan
+from cufa.planner.plan import Plan
+from cufa.problem.extras import Extras
+from cufa.problem.parse import layout_of
+from cufa.problem.scales import SCALES
+from cufa.tuned import user_table
+
+AnyPlan = Plan | DecodePlan | Fp8Plan | cpu.Plan
+
+
+def other(arguments: Mapping[str, Any]) -> Any:
+    """Run a call on the CPU, or in 8 bits, by its arguments."""
+    call = call_of(arguments)
+    return _on_cpu(call) if call.xp is np else fp8_gpu.attention(call)
+
+
+def new_kind(
+    tensors: tuple[Array | None, ...],
+    choices: tuple[Any, ...],
+    extras: Extras,
+    names: tuple[str, ...],
+    lengths: tuple[str, ...],
+    mods: TracedFunctions = NOTHING,
+    padded: bool = False,
+) -> PreparedCalls:
+    """Check a call in full, and return its kind.
+
+    Parameters
+    ----------
+    tensors : tuple
+        q, k, v and out.
+    choices, extras
+        As in `cufa.launch.calls.run`.
+    names, lengths : tuple of str
+        The names of `tensors` and `choices`, and of the lengths among the extras.
+    mods : TracedFunctions
+        The caller's functions.
+    padded
+        As in `PreparedCalls`.
+    """
+    arguments: dict[str, Any] = dict(zip(names, (*tensors, *choices), strict=True))
+    arguments |= dict.fromkeys(lengths) | {"seed": extras.seed}
+    arguments |= zip(ARRAYS, extras.arrays, strict=False)  # or there are none of them
+    arguments |= zip(lengths, extras.lengths, strict=False)
+    arguments |= zip(SCALES, extras.scales, strict=False)
+    call = call_of(arguments, mods)
+    problem, given = call.problem, call.arguments
+    kernel, parts = given["kernel"], given.get("num_splits")
+    if problem.is_cached and problem.is_empty:  # a kernel that cannot be is refused all the same
+        Planner(problem, devices.current(), kernel, num_splits=parts)(problem)
+    return PreparedCalls(
+        *(problem, layout_of(given), extras, kernel),
+        batch_invariant=given.get("batch_invariant", False),
+        num_splits=parts,
+        padded=padded,
+    )
+
+
+def explained(arguments: Mapping[str, Any]) -> AnyPlan:
+    """Return how a call, given by its arguments, would run."""
+    call = call_of(arguments)
+    problem, kernel = call.problem, arguments["kernel"]
+    if call.xp is np:
+        functions_on_cpu(call.arguments)
+        return cpu.plan(problem.alike)
+    if call.fp8 is not None:
+        return fp8_gpu.planned(call)
+    device, is_invariant = devices.current(), arguments.get("batch_invariant", False)
+    table = user_table(device) if problem.kv == "Dense" else None  # others are not tuned
+    return Planner(problem, device, kernel, table, is_invariant).explained(problem)
+
+
+def _on_cpu(call: Call) -> Any:
+    """Run a call on NumPy arrays."""
+    functions, out = functions_on_cpu(call.arguments), call.arguments["out"]
+    problem, operands = call.problem, call.operands
+    if call.fp8 is not None:
+        problem, operands = call.fp8.applied(problem, operands)
+    shape, lse_shape = call.shapes
+    if out is None:
+        out = np.empty(shape, call.arguments["q"].dtype)
+        operands = operands._replace(out=call.view(out))
+    else:
+        functions.check_apart("out", out)
+    result = operands.out
+    if functions.is_called:  # whatever they raise, `out` is whole
+        operands = operands._replace(out=result.copy())
+    if problem.is_cached:
+        lse = decode(problem, operands)
+    else:
+        lse = cpu.attention(problem, operands, operands.lengths, functions)
+    if result is not operands.out:
+        result[...] = operands.out
+    return (out, lse.reshape(lse_shape)) if call.arguments["return_lse"] else out

@@ -1,0 +1,169 @@
+"""What `attention_backward`, `attention_varlen_backward` and `explain_backward` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cufa import device as devices
+from cufa.api.arguments import Call, call_of, functions_on_cpu
+from cufa.arrays import Array, module_of_all
+from cufa.checks import check_flag
+from cufa.cpu import attention as cpu
+from cufa.cpu.backward import attention_backward as on_cpu
+from cufa.features.dropout import check_dropout
+from cufa.features.expression.tracing import check, read_by
+from cufa.launch import backward
+from cufa.launch.array_sums import wanted_of
+from cufa.planner.backward import BackwardPlan
+from cufa.planner.backward_model import explained as plan_explained
+from cufa.problem.extras import arrays_of
+from cufa.problem.parse_backward import (
+    TENSORS,
+    WRT,
+    Gradients,
+    Results,
+    check_gradients,
+    check_results,
+    check_wrt,
+)
+from cufa.tuned import user_table
+
+FORWARD = ("dout", "out", "lse")
+INTO = tuple(f"d{name}" for name in TENSORS)
+
+
+def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Compute gradients, whatever says how long sequences are.
+
+    Parameters
+    ----------
+    given : mapping
+        The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
+    """
+    call, wrt, named = _checked(given)
+    forward, into = ({name: given[name] for name in names} for names in (FORWARD, INTO))
+    dout, out, lse = check_results(forward, given["q"], call.shapes, call.xp)
+    results = Results(call.view(dout), call.view(out), lse.reshape(call.operands.q.shape[:3]))
+    inputs = {name: given[name] for name in (*TENSORS, *FORWARD, *call.operands.lengths)}
+    check_gradients(into, {**inputs, **arrays_of(given), **call.mods.read}, call.xp)
+    compute = _on_cpu if call.xp is np else _on_gpu
+    return compute(call, results, named, wrt)
+
+
+def explained(given: Mapping[str, Any]) -> BackwardPlan | cpu.Plan:
+    """Return how a call would run; by the arguments of `explain_backward`."""
+    call, wrt, named = _checked({**given, "kernel": None})
+    if call.xp is np:
+        functions_on_cpu(call.arguments, _read_of(wrt))
+        return cpu.plan(call.problem)
+    device = devices.current()
+    sums = Gradients(
+        bias=given["bias"] if "bias" in wrt else None,
+        read={name: named[name] for name in call.mods.sums},
+    )
+    wanted, table = wanted_of(call.problem, sums, call.ndim), user_table(device)
+    how = wrt, call.arguments["deterministic"]
+    return plan_explained(call.problem, device, *how, wanted=wanted, table=table)
+
+
+def _checked(given: Mapping[str, Any]) -> tuple[Call, tuple[str, ...], dict[str, Any]]:
+    """Check the arguments of the forward call, and by what it is differentiated.
+
+    Returns
+    -------
+    Call
+    tuple of str
+        What it is differentiated by.
+    dict
+        The arrays that this may name, and dq, dk and dv: None for those that the caller has no
+        place for.
+    """
+    deterministic = check_flag("deterministic", given["deterministic"])
+    arguments = {**given, "deterministic": deterministic, "out": None, "return_lse": True}
+    tensors = {name: given[name] for name in TENSORS}
+    forward = {name: given[name] for name in FORWARD if name in given}
+    into = {name: given.get(name) for name in INTO}
+    written = {name: array for name, array in into.items() if array is not None}
+    xp = module_of_all({**tensors, **forward, **written})
+    arguments["dropout_p"] = check_dropout(given["dropout_p"])
+    score_mod, read = given["score_mod"], {}
+    if score_mod is not None and not isinstance(score_mod, str):
+        read = read_by(check("score_mod", score_mod))
+    named = {**read, **tensors, **arrays_of(given), **into}
+    wrt = check_wrt(given["wrt"], named, read)
+    if xp is not np and isinstance(score_mod, str):
+        raise TypeError(
+            "score_mod is C++, which cannot be differentiated: give a Python function of it"
+        )
+    if xp is not np and given["kernel"] is not None:
+        raise ValueError(
+            f"kernel: the dtype and the GPU choose that of gradients: leave {given['kernel']!r} out"
+        )
+    return call_of(arguments, wrt=_read_of(wrt)), wrt, named
+
+
+def _read_of(wrt: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those that are arrays which a `score_mod` reads."""
+    return tuple(name for name in wrt if name not in WRT)
+
+
+def _on_gpu(
+    call: Call, results: Results, named: Mapping[str, Any], wrt: tuple[str, ...]
+) -> tuple[Array, ...]:
+    """Compute gradients of CuPy arrays; arguments as `_checked` returns them."""
+    found: dict[str, Array] = {}
+    for name in wrt:
+        into = named.get(f"d{name}") if name in TENSORS else None  # a function may read a "dbias"
+        array = named[name]
+        found[name] = call.xp.empty(array.shape, array.dtype) if into is None else into
+    extras, sums = call.extras(), call.mods.sums
+    views = Gradients(
+        **{
+            name: call.view(x) if name in TENSORS else x for name, x in found.items() if name in WRT
+        },
+        read={name: found[name] for name in sums},
+    )
+    for name, array in found.items():
+        if name not in WRT and name not in sums:  # the function only refers to it
+            array.fill(0)
+    how = call.arguments["deterministic"], call.ndim
+    backward.attention_backward(call.problem, call.operands, results, views, extras, *how)
+    return tuple(found.values())
+
+
+def _on_cpu(
+    call: Call, results: Results, named: Mapping[str, Any], wrt: tuple[str, ...]
+) -> tuple[np.ndarray, ...]:
+    """Compute gradients of NumPy arrays; arguments as `_checked` returns them."""
+    functions = functions_on_cpu(call.arguments, _read_of(wrt))
+    places = {name: named[f"d{name}"] for name in TENSORS}
+    sums: dict[str, np.ndarray] = {}
+    for name in wrt:
+        array, place = named[name], places.get(name)
+        if place is not None:
+            functions.check_apart(f"d{name}", place)
+        if name not in TENSORS:
+            # One number of an array that a function reads may have as many addends as scores.
+            sums[name] = np.zeros(array.shape, np.float32 if name in WRT else np.float64)
+        elif place is None or functions.is_called:  # whatever they raise, dq, dk and dv are whole
+            sums[name] = np.empty(array.shape, array.dtype)
+        else:
+            sums[name] = np.asarray(place)
+    read = {name: x for name, x in sums.items() if name not in WRT}
+    gradients = Gradients(**{name: x for name, x in sums.items() if name in WRT}, read=read)
+    views = gradients.viewed(call.view, call.ndim)
+    whole = call.problem, call.operands._replace(out=results.out), results, views
+    on_cpu(*whole, call.operands.lengths, functions)
+    found = []
+    for name, gradient in sums.items():
+        place = places.get(name)
+        if place is None:
+            found.append(gradient.astype(named[name].dtype, copy=False))
+        else:
+            if gradient is not place:
+                place[...] = gradient
+            found.append(place)
+    return tuple(found)

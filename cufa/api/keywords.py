@@ -1,0 +1,122 @@
+"""The keywords of the public functions, for type checkers: at run time nothing imports them.
+
+The overloads of a function differ in the type of `return_lse`, which decides that of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from numpy.typing import DTypeLike
+from typing_extensions import Required, TypedDict
+
+from cufa.api.block_mask import BlockMask
+from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
+from cufa.arrays import AnyArray
+from cufa.specs.variant import Variant
+
+#: The type of `return_lse`.
+Lse = TypeVar("Lse", bound=bool)
+
+
+class _Scores(TypedDict, total=False):
+    window: Window
+    attention_chunk: int | None
+    softcap: float | None
+    alibi_slopes: AnyArray | None
+    sinks: AnyArray | None
+    scale: float | None
+
+
+class _OfAttention(_Scores, total=False):
+    causal: Causal
+    bias: AnyArray | None
+    mask: AnyArray | None
+    score_mod: UserFunction | None
+    mask_mod: UserFunction | None
+    dropout_p: float
+    seed: int | None
+
+
+class _Dense(_OfAttention, total=False):
+    block_mask: BlockMask | None
+    lengths_k: AnyArray | None
+    lengths_q: AnyArray | None
+    layout: Layout
+
+
+class _Forward(TypedDict, total=False):
+    out: AnyArray | None
+    precision: Precision | None
+    kernel: str | Variant | None
+
+
+class _OfDense(_Dense, _Forward, total=False):
+    batch_invariant: bool
+
+
+class _OfPacked(_OfAttention, _Forward, total=False):
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_k: AnyArray | None
+
+
+class AttentionOptions(_OfDense, Generic[Lse], total=False):
+    """Keywords of `attention`."""
+
+    return_lse: Lse
+    out_dtype: DTypeLike | None
+
+
+class QuantizedOptions(_OfDense, Generic[Lse], total=False):
+    """Keywords of `attention` on `Quantized`."""
+
+    return_lse: Lse
+    out_dtype: Required[DTypeLike]
+
+
+class VarlenOptions(_OfPacked, Generic[Lse], total=False):
+    """Keywords of `attention_varlen`."""
+
+    return_lse: Lse
+    out_dtype: DTypeLike | None
+
+
+class QuantizedVarlenOptions(_OfPacked, Generic[Lse], total=False):
+    """Keywords of `attention_varlen` on `Quantized`."""
+
+    return_lse: Lse
+    out_dtype: Required[DTypeLike]
+
+
+class GradientOptions(_Dense, total=False):
+    """Keywords of `explain_backward`."""
+
+    wrt: Sequence[str]
+    deterministic: bool
+
+
+class _OfDecoding(_Scores, total=False):
+    causal: bool
+    out: AnyArray | None
+    num_splits: int | None
+    unified_max: float | None
+    kernel: str | Variant | None
+
+
+class DecodeOptions(_OfDecoding, Generic[Lse], total=False):
+    """Keywords of `decode`."""
+
+    return_lse: Lse
+    lengths: AnyArray | None
+    block_table: AnyArray | None
+    k_scale: AnyArray | None
+    v_scale: AnyArray | None
+    layout: Layout
+
+
+class CacheOptions(_OfDecoding, total=False):
+    """Keywords of the `decode` of a cache."""
+
+    layer: int
