@@ -19,7 +19,7 @@ from cufa.compiler import jit, nvrtc
 from cufa.cpu import append as cpu
 from cufa.launch import append as launch
 from cufa.problem.tokens import Tokens
-from cufa.specs.append import means8
+from cufa.specs import means8
 from cufa.specs.instance import Instance
 
 INSTANCES = [
@@ -36,7 +36,7 @@ OF_8_BITS = [
         for is_integer in (False, True)
     ),
     *(Instance("expand8", (dtype,), (n,)) for dtype in DTYPES for n in (False, True)),
-    *(means8(dtype, interleaved) for dtype in DTYPES for interleaved in (False, True)),
+    *(means8.instance(dtype, interleaved) for dtype in DTYPES for interleaved in (False, True)),
     *(Instance("lse_mean", (dtype,), ()) for dtype in DTYPES),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import math
 import re
 from collections.abc import Iterator
@@ -67,10 +68,12 @@ def test_nothing_else_asks_for_a_kernel_by_name(path: Path) -> None:
 
 
 def test_every_kernel_has_its_spec() -> None:
+    """A file of the same stem each, and in its order of preference."""
     sources = {path.stem for path in (PACKAGE / "kernels").glob("*.cu")}
     assert sources == set(ALL)
     for name, spec in ALL.items():
         assert spec.name == name
+        assert importlib.import_module(f"cufa.specs.{name}").SPEC is spec
 
 
 def text_of(name: str) -> str:

@@ -15,7 +15,8 @@ from cufa.launch.signature import Key
 from cufa.problem.tokens import Tokens
 from cufa.quantized.rows import kind_of as kind_of_rows
 from cufa.remembered import remember
-from cufa.specs.append import MEANS, PARAMS, ROWS, SCALES, SPEC, SPEC8, means8
+from cufa.specs import append8, means8
+from cufa.specs.append import MEANS, PARAMS, ROWS, SCALES, SPEC
 from cufa.specs.instance import Instance
 from cufa.specs.structs import numbers_of
 
@@ -124,14 +125,14 @@ def _made(tokens: Tokens) -> Launch:
     grid: int | tuple[int, int]
     if tokens.k_scale is not None:
         warps = -(-of_queries // _WARP) + heads_kv
-        grid = batch * seq * -(-warps * _WARP // SPEC8.threads)
+        grid = batch * seq * -(-warps * _WARP // append8.SPEC.threads)
     else:
         items = of_queries + heads_kv * (units + int(p["head_dim_v"]) // elements)
         grid = batch * seq, -(-items // SPEC.threads)
     appends = launch_of(instance, grid, parameter, _PLACES)
     if tokens.k_mean is None:
         return appends
-    first = means8(tokens.k.dtype.name, bool(instance.arguments[1]))
+    first = means8.instance(tokens.k.dtype.name, bool(instance.arguments[1]))
     takes_means = launch_of(first, batch * heads_kv, parameter, _PLACES)
 
     def both(*addresses: int) -> None:
@@ -153,7 +154,7 @@ def _instance_of(tokens: Tokens) -> Instance:
     if tokens.k_scale is None:
         return Instance(SPEC.name, (tokens.k.dtype.name,), arguments)
     is_integer = kind_of_rows(tokens.k_cache).is_integer
-    return Instance(SPEC8.name, (tokens.k.dtype.name,), (*arguments, is_integer))
+    return Instance(append8.SPEC.name, (tokens.k.dtype.name,), (*arguments, is_integer))
 
 
 def _filled(tokens: Tokens) -> np.ndarray:

@@ -14,7 +14,7 @@ from cufa.planner.array_sums import ArraySums, Wanted
 from cufa.problem.extras import steps
 from cufa.problem.parse_backward import Gradients
 from cufa.problem.problem import Problem
-from cufa.specs.bwd_around import SUMS
+from cufa.specs.bwd_sums import SPEC
 from cufa.specs.instance import Instance
 
 _WARP = 32
@@ -64,8 +64,8 @@ def finishing(sums: ArraySums, which: int) -> Launch | None:
         return None
     elements = math.prod(sums.lengths)
     lanes = _WARP if sums.size >= _WARP * elements else 1
-    instance = Instance(SUMS.name, (sums.dtype,), (), is_dependent=False)
-    parameter = np.zeros(1, SUMS.params)
+    instance = Instance(SPEC.name, (sums.dtype,), (), is_dependent=False)
+    parameter = np.zeros(1, SPEC.params)
     parameter[0] = 0, 0, elements, *sums.lengths, *sums.sums, lanes
-    blocks = -(-elements * lanes // SUMS.threads)
+    blocks = -(-elements * lanes // SPEC.threads)
     return prepared(instance, blocks, parameter, ((0, which), (1, which + 1)))

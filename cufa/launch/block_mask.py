@@ -11,11 +11,12 @@ from cufa.launch.auxiliary import prepared
 from cufa.launch.capture import refuse_memory
 from cufa.launch.params import list_sizes
 from cufa.problem.extras import Extras, check_function_arrays, placed
-from cufa.specs.block_mask import LISTS, SPEC
+from cufa.specs import block_lists
+from cufa.specs.block_mask import SPEC
 from cufa.specs.instance import Instance
 
 _TILES = SPEC.threads // 32  # of a block: a warp each
-_LISTS = Instance(LISTS.name, (), (LISTS.threads,))
+_LISTS = Instance(block_lists.SPEC.name, (), (block_lists.SPEC.threads,))
 
 
 def fill(
@@ -96,8 +97,8 @@ def lists(
     rows, length = list_sizes(*sizes, *tile)
     lines, columns = batch * heads * rows, length // 2 - 1
     made = cupy.empty((lines, length), np.int32)
-    parameter = np.zeros(1, LISTS.params)
+    parameter = np.zeros(1, block_lists.SPEC.params)
     grids = kind_rows, kind_columns, *block, rows, columns, *tile
     parameter[0] = (kinds.data.ptr, made.data.ptr, *grids, lines, *sizes)
-    prepared(_LISTS, -(-lines // LISTS.threads), parameter)()
+    prepared(_LISTS, -(-lines // block_lists.SPEC.threads), parameter)()
     return made

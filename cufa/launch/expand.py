@@ -9,7 +9,8 @@ from cufa.launch.append import in_rows
 from cufa.launch.auxiliary import prepared, tensor
 from cufa.problem.tokens import Held
 from cufa.quantized.rows import kind_of
-from cufa.specs.expand8 import CHUNK, LSE_MEAN, SPEC
+from cufa.specs import lse_mean
+from cufa.specs.expand8 import CHUNK, SPEC
 from cufa.specs.instance import Instance
 
 
@@ -60,12 +61,12 @@ def add_mean(lse: Array, q: Array, mean: Array, scale: float) -> None:
     if not lse.size:
         return
     q = in_rows("q", q)
-    parameter = np.zeros(1, LSE_MEAN.params)
+    parameter = np.zeros(1, lse_mean.SPEC.params)
     p = parameter[0]
     p["q"], p["mean"] = tensor(q), tensor(mean)
     p["lse"], p["scale"] = lse.data.ptr, scale
     _, p["heads"], p["seq"], p["head_dim"] = q.shape
     p["group"], p["rows"] = q.shape[1] // mean.shape[1], lse.size
-    rows_a_block = LSE_MEAN.threads // 32
-    instance = Instance(LSE_MEAN.name, (q.dtype.name,), ())
+    rows_a_block = lse_mean.SPEC.threads // 32
+    instance = Instance(lse_mean.SPEC.name, (q.dtype.name,), ())
     prepared(instance, -(-lse.size // rows_a_block), parameter)()

@@ -13,10 +13,10 @@ from cufa.planner.problem_class import gradient_class
 from cufa.planner.scheduler import falls_from_first_key, key_sections, tiles_of
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
-from cufa.specs import BACKWARD_FORMS
+from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
+from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import ROW_UNIT, TURN_ROWS, BackwardSpec
 from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.bwd_around import FINISH, JOIN, PREPARE, SINKS, around
 from cufa.specs.instance import Instance
 
 _FILL = 0.9  # part of the time in which multiprocessors work: more is not worth the parts' memory
@@ -231,10 +231,10 @@ def backward_plan(
         places[name] = words if size else -1
         words += -(-size // _ALIGNMENT) * _ALIGNMENT
     del places["sums"]
-    steps = [Step(around(PREPARE, variant), units, PREPARE.threads)]
+    steps = [_around(bwd_prepare.SPEC, variant, units)]
     if "sinks" in wrt:
-        sums = around(SINKS, variant, smem_bytes=_WORD * SINKS.threads // 32)
-        steps.append(Step(sums, problem.heads_q, SINKS.threads))
+        smem = _WORD * bwd_sinks.SPEC.threads // 32
+        steps.append(_around(bwd_sinks.SPEC, variant, problem.heads_q, smem_bytes=smem))
     for spec, of_spec in zip(form, variants, strict=True):
         if wanted or not set(spec.gradients).isdisjoint(wrt):
             grid = units if spec.by_rows else blocks * splits
@@ -242,9 +242,9 @@ def backward_plan(
                 grid = min(grid, device.sm_count * of_spec.blocks_per_sm)
             steps.append(Step(of_spec, grid, of_spec.threads))
     if joins:
-        steps.append(Step(around(JOIN, variant, variant.bn), blocks, JOIN.threads))
+        steps.append(_around(bwd_join.SPEC, variant, blocks, variant.bn))
     if sums_dq:
-        steps.append(Step(around(FINISH, variant, form[0].tma), units, FINISH.threads))
+        steps.append(_around(bwd_finish.SPEC, variant, units, form[0].tma))
     return BackwardPlan(
         *(variant, tuple(steps), problem, q_units, key_tiles, splits, section_heads),
         **places,
@@ -252,3 +252,23 @@ def backward_plan(
         arrays=arrays,
         reason=reason,
     )
+
+
+def _around(
+    spec: AuxiliarySpec, v: BackwardVariant, grid: int, *more: int, smem_bytes: int = 0
+) -> Step:
+    """Return the step of a kernel before or after the products; it is the same for all scores.
+
+    Parameters
+    ----------
+    spec : AuxiliarySpec
+    v : BackwardVariant
+        The variant of the products.
+    grid : int
+    *more : int
+        The kernel's own numbers behind the head dim.
+    smem_bytes : int
+    """
+    numbers = v.head_dim, *more
+    instance = Instance(spec.name, (v.dtype,), numbers, (), v.kv, smem_bytes, is_dependent=False)
+    return Step(instance, grid, spec.threads)

@@ -2,7 +2,7 @@
 
 Nothing else knows a kernel of `attention` or `decode` by its name.
 
-A new kernel is a file of ``cufa/kernels`` and a spec here, named below.
+A new kernel is a file of ``cufa/kernels`` and one of the same stem here, named below.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ import functools
 from cufa.device import Device
 from cufa.specs import (
     append,
+    append8,
+    block_lists,
     block_mask,
-    bwd_around,
-    bwd_block,
+    bwd_dkv_wgmma,
+    bwd_dq_wgmma,
+    bwd_finish,
+    bwd_fp32,
+    bwd_join,
+    bwd_mma,
+    bwd_prepare,
+    bwd_sinks,
+    bwd_sums,
     bwd_wgmma,
-    bwd_wide_wgmma,
     clear_rows,
     decode,
-    decode_scaled,
+    decode_fp8,
+    decode_int8,
     decode_wgmma,
     expand8,
     fa1_fp32,
@@ -27,6 +36,8 @@ from cufa.specs import (
     fa2_mma,
     fa3_wgmma,
     fp8_wgmma,
+    lse_mean,
+    means8,
     merge,
     quantize,
 )
@@ -39,7 +50,7 @@ KERNELS: dict[str, Spec] = {
     spec.name: spec
     for spec in (
         *(fa3_wgmma.SPEC, fa2_mma.SPEC, fa2_fp32.SPEC, fa1_fp32.SPEC),
-        *(decode.SPEC, decode_wgmma.SPEC, decode_scaled.FP8, decode_scaled.INT8),
+        *(decode.SPEC, decode_wgmma.SPEC, decode_fp8.SPEC, decode_int8.SPEC),
     )
 }
 """The kernels that compute attention, by name, in the order of preference.
@@ -53,19 +64,18 @@ ATTENTION_KERNELS = {name: spec for name, spec in KERNELS.items() if not spec.de
 AUXILIARY_KERNELS: dict[str, AuxiliarySpec] = {
     spec.name: spec
     for spec in (
-        *(append.SPEC, append.SPEC8, append.MEANS8, expand8.SPEC, expand8.LSE_MEAN),
-        *(block_mask.SPEC, block_mask.LISTS, clear_rows.SPEC, merge.SPEC, quantize.SPEC),
-        *(bwd_around.PREPARE, bwd_around.SINKS, bwd_around.JOIN, bwd_around.FINISH),
-        bwd_around.SUMS,
+        *(append.SPEC, append8.SPEC, means8.SPEC, expand8.SPEC, lse_mean.SPEC),
+        *(block_mask.SPEC, block_lists.SPEC, clear_rows.SPEC, merge.SPEC, quantize.SPEC),
+        *(bwd_prepare.SPEC, bwd_sinks.SPEC, bwd_join.SPEC, bwd_finish.SPEC, bwd_sums.SPEC),
     )
 }
 """The kernels that compute no attention, by name."""
 
 BACKWARD_FORMS: tuple[tuple[BackwardSpec, ...], ...] = (
     (bwd_wgmma.SPEC,),
-    (bwd_wide_wgmma.DQ, bwd_wide_wgmma.DKV),
-    (bwd_block.MMA,),
-    (bwd_block.FP32,),
+    (bwd_dq_wgmma.SPEC, bwd_dkv_wgmma.SPEC),
+    (bwd_mma.SPEC,),
+    (bwd_fp32.SPEC,),
 )
 """The kernels that compute gradients of attention together, in the order of preference."""
 

@@ -10,13 +10,3 @@ SPEC = AuxiliarySpec(
     struct(("u8", "kinds"), ("i4", "heads rows columns tiles seq_q seq_kv queries keys")),
     threads=128,
 )
-
-LISTS = AuxiliarySpec(
-    "block_lists",
-    struct(
-        ("u8", "kinds lists"),
-        ("i4", "kind_rows kind_columns queries keys rows columns bm bn lines seq_q seq_kv"),
-    ),
-    threads=128,
-)
-"""Which tiles of keys each tile of rows visits, from the kinds of a mask's own tiles."""

@@ -13,13 +13,7 @@ from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 PARAMS = extended(decode_block.PARAMS, (TENSOR, "k_scale v_scale"))
 """The layout of ``ScaledParams`` in ``kernels/decode_params.cuh``."""
 
-_shared_memory = functools.partial(decode_block.shared_memory, scaled=True)
-
-
-def _shared_memory_of_integers(v: TemplateArguments) -> dict[str, int]:
-    parts = _shared_memory(v)
-    of_three_bytes = v.bm * v.head_dim if v.bm == 16 else 0
-    return {**parts, "Q": parts["Q"] + of_three_bytes}
+shared_memory = functools.partial(decode_block.shared_memory, scaled=True)
 
 
 def _complaint(v: TemplateArguments, device: Device) -> str | None:
@@ -28,7 +22,7 @@ def _complaint(v: TemplateArguments, device: Device) -> str | None:
     return decode_block.complaint(v)
 
 
-_spec = functools.partial(
+spec = functools.partial(
     decode_block.spec,
     dtypes=("float16", "bfloat16"),
     complaint=_complaint,
@@ -40,7 +34,3 @@ _spec = functools.partial(
         64: rings((16, 4, 8), (16, 2, 8), (16, 2, 4), team=2),  # with 32 keys registers spill
     },
 )
-
-FP8 = _spec(name="decode_fp8", kv_dtype="float8_e4m3fn", shared_memory=_shared_memory)
-
-INT8 = _spec(name="decode_int8", kv_dtype="int8", shared_memory=_shared_memory_of_integers)

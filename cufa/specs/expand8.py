@@ -18,12 +18,3 @@ SPEC = AuxiliarySpec(
     ),
     threads=128,
 )
-
-LSE_MEAN = AuxiliarySpec(
-    "lse_mean",
-    struct(
-        (TENSOR, "q mean"), ("u8", "lse"), ("f4", "scale"), ("i4", "heads seq head_dim group rows")
-    ),
-    threads=128,
-)
-"""Puts the log-sum-exp of queries right where a mean was taken off keys."""

@@ -1,0 +1,16 @@
+"""After the products of the backward pass: the gradient of an array from its sums."""
+
+from __future__ import annotations
+
+from cufa.specs.auxiliary import AuxiliarySpec
+from cufa.specs.structs import struct
+
+SPEC = AuxiliarySpec(
+    "bwd_sums",
+    struct(
+        ("u8", "sums gradient"),
+        ("i8", "elements"),
+        ("i4", "batch heads queries keys sums_batch sums_heads sums_queries sums_keys lanes"),
+    ),
+    threads=128,
+)
