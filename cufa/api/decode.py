@@ -238,7 +238,7 @@ def decode_padded(
     if not (k_scale is v_scale is None):
         scales = k_scale, v_scale
         dtypes = *dtypes, *map(calls.dtype_of, scales)
-    read = "decode", block_table is None, padded, dtypes
+    read = "cache", block_table is None, padded, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
     given = _NAMES, LENGTHS["Paged"], NOTHING, padded
     return calls.run(q, k_cache, v_cache, out, choices, read, extras, new_kind, given)
