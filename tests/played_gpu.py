@@ -548,6 +548,7 @@ class Gpu:
             **{"negative": negative, "asarray": on_gpu, "ascontiguousarray": contiguous},
             lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)),
             broadcast_to=lambda x, shape: x.view_of(np.broadcast_to(x.host, shape)),
+            resize=lambda x, shape: on_gpu(np.resize(x.host, shape)),
             cuda=cuda,
         )
 

@@ -193,11 +193,14 @@ def test_long_problems_fit_or_are_refused(problem: Problem, gpu: Device, data: A
         assert_fits(chosen, problem, gpu)
 
 
-@given(planned(st.integers(1, 9000)), st.integers(1, 9000), st.data())
+@given(planned(st.integers(64, 9000)), st.integers(64, 9000), st.data())
 def test_a_decoding_loop_uses_few_kernels(
     case: tuple[Problem, Device, str | None, Plan], seq_kv: int, data: Any
 ) -> None:
-    """Tiles have as many rows whatever K and V grow to; and the scale is no part of a kernel."""
+    """Tiles have as many rows whatever K and V grow to; and the scale is no part of a kernel.
+
+    Up to 32 keys, at some head dims, an own variant is expected to be faster.
+    """
     problem, gpu, kernel, _ = case
     assume(problem.batch * problem.heads_q > 0)
     assume(problem.group <= 64)
