@@ -61,8 +61,8 @@ _NAMED = {
     "b200": Device("b200", 100, 148, 227 * _KIB, 228 * _KIB, 126 * _MIB, 2048, 65536, 32),
     "rtx5090": Device("rtx5090", 120, 170, 99 * _KIB, 100 * _KIB, 96 * _MIB, 1536, 65536, 24),
 }
-# Of an architecture with several, the last one is typical. Suffixes are NVRTC's: "a" since sm_90,
-# "f" since sm_100.
+# The last one of an architecture is typical of it. Suffixes are NVRTC's: "a" since sm_90, "f" since
+# sm_100.
 _OF_ARCH = {
     f"sm_{device.compute_capability}{suffix}": device
     for device in _NAMED.values()

@@ -1,4 +1,4 @@
-"""What `attention`, `attention_varlen` and `decode` share: calls that are not like earlier ones."""
+"""Calls of `attention`, `attention_varlen` and `decode` that are not like earlier ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def new_kind(
     choices, extras
         As in `cufa.launch.calls.run`.
     names, lengths : tuple of str
-        The names of `tensors` and `choices`, and of the lengths among the extras.
+        The names of `tensors` and `choices`, in order; and those of `extras.lengths`.
     mods : TracedFunctions
         The caller's functions.
     padded
@@ -60,13 +60,13 @@ def new_kind(
     """
     arguments: dict[str, Any] = dict(zip(names, (*tensors, *choices), strict=True))
     arguments |= dict.fromkeys(lengths) | {"seed": extras.seed}
-    arguments |= zip(ARRAYS, extras.arrays, strict=False)  # or there are none of them
+    arguments |= zip(ARRAYS, extras.arrays, strict=False)  # `extras.arrays` may be empty
     arguments |= zip(lengths, extras.lengths, strict=False)
     arguments |= zip(SCALES, extras.scales, strict=False)
     call = call_of(arguments, mods)
     problem, given = call.problem, call.arguments
     kernel, parts = given["kernel"], given.get("num_splits")
-    if problem.is_cached and problem.is_empty:  # a kernel that cannot be is refused all the same
+    if problem.is_cached and problem.is_empty:  # even then, check the kernel
         Planner(problem, devices.current(), kernel, num_splits=parts)(problem)
     return PreparedCalls(
         *(problem, layout_of(given), extras, kernel),
@@ -103,7 +103,7 @@ def _on_cpu(call: Call) -> Any:
     else:
         functions.check_apart("out", out)
     result = operands.out
-    if functions.is_called:  # whatever they raise, `out` is whole
+    if functions.is_called:  # if they raise, `out` is as it was
         operands = operands._replace(out=result.copy())
     if problem.is_cached:
         lse = decode(problem, operands)

@@ -1,4 +1,4 @@
-"""What `attention_backward`, `attention_varlen_backward` and `explain_backward` share."""
+"""The code that `attention_backward`, `attention_varlen_backward` and their `explain` share."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def explained(given: Mapping[str, Any]) -> BackwardPlan | cpu.Plan:
 
 
 def _checked(given: Mapping[str, Any]) -> tuple[Call, tuple[str, ...], dict[str, Any]]:
-    """Check the arguments of the forward call, and by what it is differentiated.
+    """Check the arguments of the forward call, and by which arrays it is differentiated.
 
     Returns
     -------
     Call
     tuple of str
-        What it is differentiated by.
+        The names of the arrays by which it is differentiated.
     dict
         The arrays that this may name, and dq, dk and dv: None for those that the caller has no
         place for.

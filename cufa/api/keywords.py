@@ -1,6 +1,7 @@
 """The keywords of the public functions, for type checkers: at run time nothing imports them.
 
-The overloads of a function differ in the type of `return_lse`, which decides that of the result.
+The overloads of a function differ in the type of `return_lse`, which decides the type of the
+result.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Lse = TypeVar("Lse", bound=bool)
 
 
 class _Scores(TypedDict, total=False):
+    """Keywords of all functions, for the scores."""
+
     window: Window
     attention_chunk: int | None
     softcap: float | None
@@ -30,6 +33,8 @@ class _Scores(TypedDict, total=False):
 
 
 class _OfAttention(_Scores, total=False):
+    """Keywords of attention without a cache, also with gradients."""
+
     causal: Causal
     bias: AnyArray | None
     mask: AnyArray | None
@@ -40,6 +45,8 @@ class _OfAttention(_Scores, total=False):
 
 
 class _Dense(_OfAttention, total=False):
+    """Keywords of `attention`, also with gradients."""
+
     block_mask: BlockMask | None
     lengths_k: AnyArray | None
     lengths_q: AnyArray | None
@@ -47,16 +54,22 @@ class _Dense(_OfAttention, total=False):
 
 
 class _Forward(TypedDict, total=False):
+    """Keywords that gradients do not have."""
+
     out: AnyArray | None
     precision: Precision | None
     kernel: str | Variant | None
 
 
 class _OfDense(_Dense, _Forward, total=False):
+    """Keywords of `attention`, on arrays and on `Quantized`."""
+
     batch_invariant: bool
 
 
 class _OfPacked(_OfAttention, _Forward, total=False):
+    """Keywords of `attention_varlen`, on arrays and on `Quantized`."""
+
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     seqused_k: AnyArray | None
@@ -98,6 +111,8 @@ class GradientOptions(_Dense, total=False):
 
 
 class _OfDecoding(_Scores, total=False):
+    """Keywords of `decode`, as a function and as a method of caches."""
+
     causal: bool
     out: AnyArray | None
     num_splits: int | None

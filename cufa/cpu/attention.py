@@ -144,7 +144,7 @@ def attend(step: Step, operands: Operands, kv: KV, lse: np.ndarray) -> None:
 
 
 class Step(NamedTuple):
-    """What runs at once: some sequences of a run, and some of their heads.
+    """The work that runs at once: some sequences of a run, and some of their heads.
 
     Attributes
     ----------

@@ -13,12 +13,12 @@ from cufa.features.feature import Feature, Tile
 from cufa.problem.problem import Problem
 
 Slopes = list[tuple[str, "np.ndarray | None"]]
-"""The derivatives of features by argument, None for 1."""
+"""Pairs of a feature's argument and its derivative, or None if that is 1."""
 
 
 @functools.lru_cache(maxsize=256)
 def _sees(problem: Problem, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return `Problem.sees`, which the tiles of all heads share, and the fewest keys of a row."""
+    """Return what `Problem.sees` does, for the tiles of all heads, and the fewest keys of a row."""
     first, end = problem.sees(slice(start, stop))
     return first, end, int((end - first).min())
 
@@ -42,13 +42,14 @@ class Score:
     problem, rows
         As given.
     by_head, stacked : tuple of int
-        Sequences, query heads and rows; sequences, K/V heads and rows of all heads of a group.
+        Shapes, without the last axis: (sequences, query heads, rows), and (sequences, K/V heads,
+        rows of all heads of a group).
     is_more_than_scaled : bool
-        Whether `apply` is to be given the scale, as it does more than to multiply by it.
+        Whether `apply` does more than multiply by the scale, and so has to be given it.
     fewest : int
         The fewest keys that a query sees by its position.
     by_any : tuple of int
-        The first key that one of the queries sees by its position, and the end.
+        The first key that any of the queries sees by its position, and the end of what they see.
     sinks : ndarray or None
         The logit that each head has besides its keys; it broadcasts with the scores.
     """
@@ -56,7 +57,7 @@ class Score:
     def __init__(self, problem: Problem, tile: Tile, functions: Functions) -> None:
         self.problem, self.rows, self._functions, self._tile = problem, tile.rows, functions, tile
         self._first, self._end, self.fewest = _sees(problem, tile.rows.start, tile.rows.stop)
-        # Both rise from row to row.
+        # Neither falls from row to row.
         self.by_any = int(self._first[0]), int(self._end[-1])
         self._by_all = int(self._first[-1]), int(self._end[0])
         batch, heads, rows = (span.stop - span.start for span in tile[:3])
@@ -76,7 +77,7 @@ class Score:
         return np.ascontiguousarray(stacked)
 
     def unstack(self, x: np.ndarray) -> np.ndarray:
-        """View the opposite."""
+        """Return a view with the heads of a group apart again: the opposite of `stack`."""
         return x.reshape(*self.by_head, x.shape[-1])
 
     def apply(
@@ -86,7 +87,7 @@ class Score:
         keys: slice,
         slopes: Slopes | None = None,
     ) -> None:
-        """Make Q K^T the scores, in place; append the derivatives that features have, in order."""
+        """Turn Q K^T into scores, in place; append the derivatives of features to `slopes`."""
         tile = self._at(keys)
         for feature in self.problem.features:
             scale = feature.apply(scores, scale, tile)
@@ -100,7 +101,7 @@ class Score:
         self._functions.apply(scores, tile)
 
     def gather(self, dS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
-        """Add gradients of arrays that `score_mod` reads, from that of the scores of `apply`."""
+        """Add the gradients of arrays that `score_mod` reads; dS is that of what `apply` made."""
         self._functions.gather(dS, self._before, self._at(keys), into)
 
     def sees(self, keys: slice) -> bool:
@@ -155,7 +156,7 @@ class Score:
         out: np.ndarray | None = None,
         by_key: bool = False,
     ) -> np.ndarray:
-        """Multiply weights by values, also if values are infinite or NaN where keys are unseen.
+        """Multiply weights by values; those of unseen keys do not count, even if infinite or NaN.
 
         Parameters
         ----------

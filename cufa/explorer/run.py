@@ -57,7 +57,7 @@ class Run:
     subject : Subject
         That of the latest `build`.
     compiled : dict of Variant to (Row, bytes)
-        What was compiled for any subject; without a cubin where that failed.
+        The results of compiling, for each subject; without a cubin where that failed.
     rows : dict of Variant to Row
         The findings of each variant.
     ceilings : dict of str to float or None

@@ -152,7 +152,7 @@ def tune(
     Parameters
     ----------
     tuning : Tuning
-        Of the current GPU; it gets what is found, also before an exception.
+        The tuning of the current GPU: results are added to it, also before an exception.
     problems : iterable of Problem
         Timed on random data, a bias and a mask included.
     space, jobs

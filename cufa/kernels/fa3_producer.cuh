@@ -1,5 +1,6 @@
-// The producer of fa3_wgmma.cu: one thread that copies tiles of Q, K and V to shared memory by TMA,
-// and tells the consumers which tiles of rows they are for. Scales of 8 bits come with a tile.
+// The producer of fa3_wgmma.cu and fp8_wgmma.cu: one thread that copies tiles of Q, K and V to
+// shared memory by TMA, in 8 bits with the scales of K and V, and tells the consumers which tiles
+// of rows they are for.
 #pragma once
 #include "fa3_config.cuh"
 
@@ -22,8 +23,8 @@ struct Producer {
                         int tiles)
         : p(p), maps(maps), smem(smem), tiles(tiles), policy_q(policy_of_q(p)) {}
 
-    // K and V are read by several tiles of rows, and Q by one: where not all fits L2, of 50 MB or
-    // more, Q leaves it first.
+    // Several tiles of rows read K and V, and one reads Q: where they do not all fit L2, which has
+    // 50 MB or more, Q leaves it first.
     static __device__ unsigned long long policy_of_q(const Params& p) {
         const long long rows =
             (static_cast<long long>(p.seq_q) << p.pack_log2) + p.seq_kv / p.group;
@@ -44,13 +45,14 @@ struct Producer {
         const int q0 = (tile.q_tile * BM) >> p.pack_log2;
         return q0 < KV::sequence(p, tile.batch, q0).seq_q;
     }
-    // The round of the first tile. For sequences of unequal lengths, a round -1 without keys takes
-    // it up, 0.3 us later: the code that looks for tiles then exists once. With two copies, kernels
-    // spill 28 to 44 bytes more, have a tenth more code and take 1.08 of the time to compile.
+    // The first round: 0. For packed sequences it is -1, a round without keys that looks for the
+    // first tile, which begins 0.3 us later. The code that looks for tiles then exists once: with
+    // two copies, kernels spill 28 to 44 bytes more, have a tenth more code and take 1.08 of the
+    // time to compile.
     static constexpr uint32_t START = KV::RAGGED ? -1u : 0;
     static __device__ bool is_first(uint32_t round) { return START != 0 && round == START; }
-    // The tile that follows the i-th, the round-th of this block, or in round -1 the i-th; where
-    // some numbers stand for no rows, the first that has any.
+    // The number of the tile after the i-th, which is the round-th of this block; in round -1, i
+    // itself. Numbers that stand for no rows are skipped.
     __device__ int next(int i, uint32_t round) {
         if (!is_first(round))
             i = next_tile < C::UNEVEN || KV::TAILS > (p, i, tiles, round + skipped);
@@ -59,9 +61,9 @@ struct Producer {
         return i;
     }
 
-    // Where the rows of a sequence begin; or, for a tile from q0 on none of whose rows sees a key,
-    // far behind (beyond 2^30 rows are read for nothing), where TMA reads nothing and fills in
-    // zeros.
+    // Where the rows of a sequence begin. But if no row of the tile from q0 on sees a key, a place
+    // far behind them, where TMA reads nothing and fills in zeros. (In an array of more than 2^30
+    // rows it reads some, for nothing.)
     __device__ int first_row(const Sequence& sequence, int q0, int first) const {
         if constexpr (C::UNEVEN || KV::TAILS)
             if (p.sees(sequence, (q0 + BM - 1) >> p.pack_log2).end <= 0) return 1 << 30;
@@ -73,7 +75,7 @@ struct Producer {
         return p.template key_tiles<BN>(sequence, first >> p.pack_log2, last >> p.pack_log2);
     }
 
-    // The n-th tile of keys of this block: K, and V, from `key` on, with its scales.
+    // K and V, with their scales, of the n-th tile of keys of this block, from `key` on.
     __device__ void load_k(int key, int head, int batch, uint32_t n,
                            const typename C::ScalesK& scales) const {
         smem.ring_k.acquire(n);
@@ -88,7 +90,8 @@ struct Producer {
         C::VTile::load(smem.v(n), 0, maps.v, smem.ring_v.expect(n, C::VTile::bytes), key, head,
                        batch, L2_KEPT);
     }
-    // Hands the tile over, or says that there is none; the first of its tiles of keys is the n-th.
+    // Loads Q of the i-th tile of rows and hands the tile over, or says that there is none. The
+    // first of its tiles of keys is the n-th of this block.
     __device__ void load_q(int i, uint32_t round, uint32_t n) const {
         volatile typename C::Work& work = smem.work(round);
         if (i >= tiles) {
@@ -130,10 +133,11 @@ struct Producer {
                            tile.head, KV::RAGGED ? 0 : tile.batch, policy_q);
     }
 
-    // The next Q is asked for, with the tile `first` to `end` of keys at hand, when its slot should
-    // be free: with several slots at once, with one at the end, with two when the last O has been
-    // written, which is about when the first V are done with. With two never before V number
-    // STAGES: until then, consumers that skip keys free the slot only after later loads.
+    // The tile of keys, from end - 1 down to `first`, with which the next Q is asked for: its slot
+    // should be free then. With one slot, that is the last; with three, or with two if O is written
+    // from registers, the first. Otherwise the slot is free when the last O has been written, about
+    // when the first V are done with: it is the tile number STAGES, or the last. It cannot be an
+    // earlier one: consumers that skip keys free the slot only after the loads up to that one.
     static __device__ int load_q_at(int first, int end) {
         if (C::Q_STAGES == 1) return first;
         return C::Q_STAGES == 3 || C::O_FROM_REGISTERS ? end - 1 : max(first, end - 1 - C::STAGES);

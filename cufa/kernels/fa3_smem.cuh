@@ -1,11 +1,11 @@
-// A block's shared memory in fa3_wgmma.cu, and who waits for what in it. cufa/specs/fa3_wgmma.py
-// computes the same sizes.
+// A block's shared memory in fa3_wgmma.cu and fp8_wgmma.cu, and who waits for what in it. The specs
+// of both in cufa/specs/ compute the same sizes.
 #pragma once
 #include "tile_sm90.cuh"
 
 // Tiles in shared memory: slots of Q, rings of K and V, what each warp reads of biases and masks,
-// barriers, and the tiles of rows that are under way. O leaves through the slot that its Q came in:
-// a warp reads and writes 16 rows of it, which are its own.
+// barriers, the tiles of rows that are under way, and in 8 bits the scales of K and V. O leaves
+// through the slot that its Q came in: a warp reads and writes 16 rows of it, which are its own.
 template <int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int BLOCKS_PER_SM, class PAIRS>
 struct Layout {
     using QTile = WgmmaTile<BM, HEAD_DIM>;
@@ -15,7 +15,7 @@ struct Layout {
     static constexpr int SLOT_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     static constexpr int RING_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     static constexpr int PAIR_BYTES = BM / 16 * PAIRS::BYTES;
-    // With what the system and the barriers take.
+    // 1024 bytes are for the system, the barriers, and what follows them.
     __device__ static constexpr bool fits(int slots) {
         const int bytes = slots * SLOT_BYTES + RING_BYTES + PAIR_BYTES + 1024;
         return bytes * BLOCKS_PER_SM <= 227 * 1024;
@@ -64,7 +64,7 @@ struct Smem {
     __device__ volatile typename C::Work& work(uint32_t round) const {
         return works[round % WORK_STAGES];
     }
-    // What follows them: the scales of the rings' tiles, in 8 bits.
+    // The scales of the rings' tiles in 8 bits, behind `works`.
     __device__ volatile float* scales() const {
         return reinterpret_cast<volatile float*>(works + WORK_STAGES);
     }

@@ -3,8 +3,8 @@
 #include "fa3_config.cuh"
 #include "ptx_fp8.cuh"
 
-// Scales of 2^block_log2 rows each, of all heads: (batch, heads, blocks), or one alone if the
-// stride is 0.
+// Scales of blocks of 2^block_log2 rows: an array (batch, heads, blocks) whose step from head to
+// head is `stride`; with a stride of 0, one scale for all. `head` counts the heads of all batches.
 struct Scales {
     const float* data;
     int stride, block_log2;
@@ -15,14 +15,14 @@ struct Scales {
 };
 
 // (batch, heads, seq, dim) tensors of 8 bits, with the sequences of a WAY of kv.cuh. V is stored as
-// VTile8 says. Where sequences follow each other, in O, each has blocks of its own in Q, K and V:
-// see cufa/quantized/sequences.py.
+// VTile8 says. Packed sequences follow each other in O; in Q, K and V each begins a new block, see
+// cufa/quantized/sequences.py.
 template <class WAY>
 struct Quantized : WAY {
     static constexpr int ROWS = 128;  // of a block
     Scales scales_q, scales_k, scales_v;
 
-    // The sequence with its first rows in Q and in K.
+    // The sequence, with the numbers of its first rows in Q and in K.
     template <class Arguments>
     static __device__ Sequence sequence(const Arguments& p, int batch, int q0) {
         Sequence found = WAY::sequence(p, batch, q0);
@@ -32,17 +32,17 @@ struct Quantized : WAY {
         }
         return found;
     }
-    // The same with its first row in O.
+    // The same, with the number of its first row in O.
     template <class Arguments>
     static __device__ Sequence sequence_of_result(const Arguments& p, int batch) {
         return WAY::sequence(p, batch, 0);
     }
 };
 
-// V of blocks of 128 keys as wgmma needs it: a row is a column of V, with K, the keys, along it. In
-// memory each 128 keys are such a tile of 128-byte rows. Within 16 keys the order is that in which
-// a thread holds P, which so is an operand as it is: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. TMA
-// and the swizzle take two bytes as one element.
+// V transposed, in blocks of 128 keys, as wgmma needs it: a row of the tile is a column of V, and
+// keys, over which P V sums, lie along it. In memory, each block is a tile of 128-byte rows. Within
+// 16 keys the order is that in which a thread holds P: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. So
+// P is an operand as it is. TMA and the swizzle take two bytes as one element.
 template <int HEAD_DIM, int BN>
 struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
     using Tile = WgmmaTile<HEAD_DIM, BN / 2>;
@@ -51,15 +51,15 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
 
     static __device__ void load(uint32_t tile, int, const TensorMap& map, uint32_t bar, int key,
                                 int head, int batch, unsigned long long policy) {
-        // Far behind the keys, the number of the row may wrap to a negative one, where there are no
-        // rows, either.
+        // For keys far behind the last, the row may wrap to a negative number. TMA finds no rows
+        // there, either.
         const unsigned row = static_cast<unsigned>(key / KEYS) * HEAD_DIM;
 #pragma unroll
         for (int i = 0; i < BN; i += KEYS)
             tma_load(tile + i / KEYS * Tile::PANEL_BYTES, map, bar, 0, 0,
                      static_cast<int>(row + i / KEYS * HEAD_DIM), head, batch, policy);
     }
-    // Zeroes the keys of a chunk of 16 from `keys` on.
+    // Zeroes a chunk of 16 keys from the one with the number `keys` on.
     static __device__ void keep(uint32_t chunk, int keys) {
         uint64_t halves[2];
 #pragma unroll
@@ -74,7 +74,7 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
         sts_128(chunk,
                 make_float4(low(halves[0]), high(halves[0]), low(halves[1]), high(halves[1])));
     }
-    // The operand of `columns` columns of O from the i-th such piece on.
+    // The operand of the i-th piece of COLUMNS columns of O.
     template <int COLUMNS>
     static __device__ uint32_t piece(uint32_t operand, int i) {
         return operand + (i * COLUMNS * Tile::ROW_BYTES >> 4);
@@ -85,7 +85,8 @@ struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
     static __device__ float high(uint64_t x) { return low(x >> 32); }
 };
 
-// Two bytes count as one element of fa3_wgmma's tiles. O does not leave through shared memory.
+// The base is in fa3_wgmma's terms: two bytes count as one element of its tiles. O does not leave
+// through shared memory.
 template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_, int PIECE_,
           int IN_FLIGHT_, bool PING_PONG_, class SCORE_, class KV_>
 struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
@@ -93,7 +94,7 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     using OUT = OUT_;
     using VTile = VTile8<HEAD_DIM_V_, BN_>;
     static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
-    // O += P V is computed in pieces of PIECE columns, for a block of keys each; IN_FLIGHT at once.
+    // O += P V is computed in pieces: PIECE columns and a block of keys. IN_FLIGHT run at once.
     static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
     static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= 2, "whole pieces");
     static_assert(IN_FLIGHT <= PIECES * (BN_ / VTile::KEYS));
@@ -107,16 +108,16 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     static constexpr bool O_FROM_REGISTERS = true, ALL_FREE_Q = true;
     static constexpr bool FOLDED = false;
 
-    // Blocks of keys of a tile of K or V, which have scales of their own. The producer reads these
-    // before it waits for the tile's slot, and they arrive with the tile: a consumer that reads
-    // memory at its turn makes the others wait.
+    // The blocks of keys of a tile of K or V; each has a scale. The producer reads the scales
+    // before it waits for the tile's slot, so that they arrive with the tile: a consumer that read
+    // them from global memory at its turn would make the others wait.
     static constexpr int BLOCKS = BN_ / VTile::KEYS;
-    static constexpr int SCALE_BYTES = STAGES_ * 2 * BLOCKS * 4;
+    static constexpr int SCALE_BYTES = STAGES_ * 2 * BLOCKS * 4;  // by slot, of K and then V
     template <bool OF_V>
     struct TileScales {
         float of_block[BLOCKS];
 
-        // A block that begins behind the last key has none: it takes those of the tile's first.
+        // A block that begins behind the last key has no scale: it takes that of the tile's first.
         template <class Arguments>
         __device__ TileScales(const Arguments& p, const volatile Work& work, int tile) {
             int batch = work.batch, first = 0, keys = p.seq_kv;
@@ -134,7 +135,7 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b) at(smem, n)[b] = of_block[b];
         }
-        // Those of the n-th tile.
+        // The place of the scales of the n-th tile of keys.
         static __device__ volatile float* at(const Smem<Config8>& smem, uint32_t n) {
             return smem.scales() + (n % STAGES_ * 2 + OF_V) * BLOCKS;
         }

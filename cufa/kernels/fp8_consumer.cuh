@@ -14,13 +14,13 @@ struct Consumer8 {
     using KTile = typename C::KTile;
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN, NT = BN / 8, PIECE = C::PIECE, IN_FLIGHT = C::IN_FLIGHT;
-    // Blocks of keys, which have scales of their own. A piece of columns of P V of a block is a
-    // unit.
+    // A block of keys has a scale of its own. A unit is a piece of the columns of P V of a block.
     static constexpr int BLOCK = VTile::KEYS, BLOCKS = C::BLOCKS;
     static constexpr int UNITS = C::PIECES * BLOCKS;
 
-    // Whether the first scores of a row tell about the others, and need no code of their own that
-    // would be there twice.
+    // Whether tiles of keys after the first can do without row maxima: the first scores of a row
+    // tell about the others, and all are proportional to Q K^T. The code of other scores would be
+    // there twice.
     static constexpr bool UNCHECKED = SCORE::LINEAR && SCORE::FIRST_TILE_BOUNDS_MAX;
 
     const Arguments<SCORE, KV>& p;
@@ -46,9 +46,9 @@ struct Consumer8 {
           operand_v(VTile::operand(smem.base + C::V)),
           here(p, smem, consumer) {}
 
-    // The products of a step are P V of a tile of keys and S of the next. They are queued at the
-    // consumer's turn: while they run, the others compute P. After a tile's last keys come the next
-    // tile's first.
+    // A step has the products P V of a tile of keys, and S of the next tile of keys. They are
+    // queued at the consumer's turn: while they run, the others compute P. After the last keys of a
+    // tile of rows come the first of the next one.
     __device__ void run() {
         take_up();
         turns.wait();
@@ -88,8 +88,8 @@ struct Consumer8 {
     }
 
  private:
-    // Queues S = Q K^T. If no row tile is left, the product reads what is there, and nobody looks
-    // at the result.
+    // Queues S = Q K^T. If no tile of rows is left, the product reads whatever is in the slots, and
+    // its result is not used.
     __device__ void queue_s() {
         if (here.more) smem.ring_k.wait(here.n);
         wgmma_fence();
@@ -103,9 +103,9 @@ struct Consumer8 {
         for (int b = 0; b < BLOCKS; ++b) scale_k[b] = C::ScalesK::at(smem, here.n)[b];
         wgmma_wait<0>();
     }
-    // Adds P V up in float32: the sums of wgmma have too few bits for more than a block of keys.
-    // They take the registers of S. Units that have not been queued yet are, as soon as registers
-    // for them are free.
+    // Adds P V to O in float32: the sums of wgmma have too few bits for more than a block of keys.
+    // These sums take the registers of S. IN_FLIGHT units are queued first, and each of the others
+    // as soon as the registers of an earlier one are free.
     using Parts = float[IN_FLIGHT][PIECE / 8][4];
     __device__ void add_o(uint32_t present, const float (&scale)[BLOCKS]) {
         Parts parts;
@@ -134,7 +134,7 @@ struct Consumer8 {
         }
         wgmma_commit();
     }
-    // Waits for the unit that `units` later ones follow.
+    // Waits for the unit after which there are `units` more.
     static __device__ void wait_for(int units) {
         if (units >= IN_FLIGHT - 1)
             wgmma_wait<IN_FLIGHT - 1>();
@@ -142,7 +142,7 @@ struct Consumer8 {
             wgmma_wait<0>();
     }
     // Zeroes the keys of V from `end` on: memory behind a sequence may hold NaN, and 0 times NaN is
-    // NaN. Each consumer writes all of them; the others write the same.
+    // NaN. Each consumer zeroes all of them, so that none waits for another.
     __device__ void clear_tail(uint32_t present, int end) const {
         if (end >= BN) return;
         constexpr int CHUNKS = VTile::CHUNKS, KEYS_OF_CHUNK = 16;
@@ -158,12 +158,12 @@ struct Consumer8 {
     }
     __device__ void release_k() const {
         smem.ring_k.release(here.n);
-        // After the last S. All threads arrive, as each has looked up what this tile and the one
-        // before are.
+        // After the last S of a tile of rows, its slot of Q is free. All threads arrive, as each
+        // has read the Work of this tile and of the one before.
         if (here.j == here.keys.first) smem.ring_q.arrive(here.round);
     }
 
-    // Takes up the next tile, if there is one.
+    // Takes up the next tile of rows, if there is one.
     __device__ void take_up() {
         ++here.round;
         smem.ring_q.wait(here.round);
@@ -191,14 +191,14 @@ struct Consumer8 {
 
     using Factors = float[BLOCKS][2];  // by block and row
 
-    // P of the next keys. Whether O must follow m.
+    // Computes P of the next keys. Returns whether m has moved, so that O must be rescaled.
     __device__ bool next_p() {
         if constexpr (UNCHECKED) return exponentiate_unchecked();
         const bool moved = exponentiate();
         pack_p();
         return moved;
     }
-    // S -> P, with what the score makes of S in between. Whether m has moved.
+    // S -> score -> P. Returns whether m has moved.
     __device__ bool exponentiate() {
         Factors factor;
         apply_score(factor);
@@ -206,8 +206,8 @@ struct Consumer8 {
         softmax.exponentiate(rS, factor);
         return moved;
     }
-    // The same, and P is packed. Maxima are looked for as long as some row may have seen no key.
-    // Later P without them may come out too large: then m follows, and P is packed again.
+    // The same, and packs P. Looks for maxima only as long as some row may have seen no key. After
+    // that, P may come out too large: then m moves, and P is packed again.
     __device__ bool exponentiate_unchecked() {
         Factors factor;
         apply_score(factor);
@@ -228,15 +228,15 @@ struct Consumer8 {
         softmax.l[0][0] += before[0], softmax.l[0][1] += before[1];
         return moved;
     }
-    // Moves m by what the sums of P say, or where P has lost what was small, by scores computed
-    // once more, by each warp for itself.
+    // Moves m. The sums of P say how far; but where P has grown so far that small ones may be lost,
+    // each warp computes its scores again, and finds their maxima.
     __device__ void correct(const Factors& factor) {
         bool again[1][2];
         softmax.shift(rS, again);
         if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
         const float l[1][2] = {};
         const Masked masked = here.masked();
-        // Wide tiles leave no registers for this: else the compiler would have each step spill.
+        // Wide tiles leave no registers for this: part of O goes aside, or each step would spill.
         constexpr int ASIDE = C::HEAD_DIM_V + BN > 256 ? 48 : 0;
         volatile float aside[ASIDE + 1];
 #pragma unroll
@@ -258,7 +258,7 @@ struct Consumer8 {
 #pragma unroll
         for (int i = 0; i < ASIDE; ++i) rO[0][i / 4][i % 4] = aside[i];
     }
-    // Applies the score to S, and finds the factors that bring it to log2 units.
+    // Applies the score to S, and finds the factors that bring the result to log2 units.
     __device__ void apply_score(Factors& factor) {
         // Not 0, even if the product is too small for float32: 0 times -INF would be NaN.
 #pragma unroll
@@ -295,7 +295,7 @@ struct Consumer8 {
             }
     }
 
-    // The rows of the tile before.
+    // The rows of the tile before, in O.
     __device__ PackedRows rows_of_result() const {
         if constexpr (KV::RAGGED) {
             const volatile typename C::Work& work = here.work_before();
@@ -323,7 +323,7 @@ struct Consumer8 {
         }
         if (p.lse) store_lse(lse[0], p, rows_of_result());
     }
-    // Writes O / l of it.
+    // Writes O / l of the tile before.
     __device__ void store() {
         softmax.divide(rO, divisor);
         store_o_direct<typename C::OUT>(rO[0], p, rows_of_result());

@@ -1,11 +1,14 @@
-// Attention on e4m3 Q, K and V with float32 scales, on Hopper, sm_90a. FlashAttention-3's parts,
-// see fa3_wgmma.cu, with other consumers: 8-bit wgmma adds up with about 14 bits, so P V of each
-// block of keys, of up to four steps of wgmma, is a sum of its own, which is added to O in float32.
-// Scales of Q and K go into the exponent, and that of V into this addition. P is e4m3 as well, and
-// needs row maxima, see fp8_softmax.cuh. V is stored transposed, see VTile8. The products take half
-// of the time that they take in 16 bits: the softmax runs under those of the other consumers, and
-// not under the consumer's own. P V then has the registers of S, and with 96 or 128 columns of O a
-// tile has two blocks of keys.
+// Attention on e4m3 Q, K and V with float32 scales, on Hopper, sm_90a. The parts are those of
+// FlashAttention-3 in fa3_wgmma.cu, but for the consumers.
+//
+// 8-bit wgmma adds up with about 14 bits, so P V of each block of 128 keys, four steps of wgmma, is
+// a sum of its own, which is added to O in float32. The scales of Q and K go into the exponent, and
+// that of V into this addition. P is e4m3 as well, and has to stay in its range, see
+// fp8_softmax.cuh. V is stored transposed, see VTile8.
+//
+// The products take half the time that they take in 16 bits. So a consumer's softmax runs under the
+// products of the other consumers, and not under its own. P V can then have the registers of S, and
+// with head dims of 96 or 128 a tile can have two blocks of keys.
 #include "fa3_producer.cuh"
 #include "fp8_consumer.cuh"
 
@@ -25,7 +28,7 @@ __global__ void __launch_bounds__(BM * 2 + 128, 1)
         shared.init();
     }
     __syncthreads();
-    wait_for_kernel_in_front();  // from here on, memory is as it left it
+    wait_for_kernel_in_front();  // from here on, memory is as that kernel left it
 
     // Registers of a thread: at launch, and after they have been moved to the consumers.
     constexpr int ALL = 65536 / (BM * 2 + 128) / 8 * 8 * (C::CONSUMERS + 1);

@@ -44,8 +44,8 @@ def _types_in(choice: object) -> object:
 def on_device(name: str, array: Array | None) -> Array | None:
     """Return lengths, offsets or a block table as kernels read them.
 
-    An array on the host, not int32 or not contiguous along its last axis is copied, on the current
-    stream.
+    An array is copied, on the current stream, if it is on the host, is not int32, or is not
+    contiguous along its last axis.
 
     Raises
     ------
@@ -87,12 +87,15 @@ def run(
     choices : tuple
         The caller's choices: `return_lse`, `window`, `kernel`, then others.
     read : tuple
-        What else all calls of a kind have in common.
+        The rest of what calls of a kind have in common, such as the dtypes of `extras` and the
+        caller's functions.
     extras : Extras
         Objects that may be arrays, or a `BlockMask`.
     new : callable
-        Checks a call in full, whose kind is not known or which may be illegal, and returns its
-        kind. Called with a tuple of q, k, v and out, `choices`, `extras`, and what is `given`.
+        `cufa.api.forward.new_kind`: called where the kind of a call is not known or the call may be
+        illegal, it checks the call in full and returns its kind. Its arguments are the tuple of q,
+        k, v and out, `choices`, `extras`, and those in `given`.
+    given : tuple
 
     Raises
     ------
@@ -118,7 +121,7 @@ def run(
         return nothing(problem, kind.layout, q, out, return_lse, sinks)
     has_gaps = True
     if extras.lengths:
-        has_gaps = not isinstance(extras.lengths[0], np.ndarray)  # else known to cover all queries
+        has_gaps = not isinstance(extras.lengths[0], np.ndarray)  # offsets on the host have none
         names = LENGTHS[problem.kv]
         extras = extras._replace(lengths=tuple(map(on_device, names, extras.lengths)))
     head_dims = problem.head_dim, problem.head_dim_v
@@ -145,7 +148,7 @@ def nothing(
     made = out is None
     if out is None:
         out = cupy.empty(shape, q.dtype)
-    # An `out` keeps rows that no sequence has.
+    # Rows of a given `out` that no sequence has stay as they are.
     if out.size and (made or problem.is_cached):
         out.fill(0)
     if not return_lse:
@@ -169,24 +172,24 @@ def _replayed(
     extras: Extras,
     has_gaps: bool = True,
 ) -> Any:
-    """Run a call of a known kind; None if there is none, or it may be illegal.
+    """Run a call whose kind is known; return None if it is not, or if the call may be illegal.
 
     Parameters
     ----------
     checked : PreparedCalls or None
-        The kind of a call that is legal.
+        The kind of a call that has been checked in full; None to look the kind up.
     q, k, v, out, extras
         As in `run`.
     return_lse : bool
     options : tuple
-        What all calls of a kind have in common, but for arrays and their device.
+        What all calls of a kind have in common, except dtypes, head dims and the device.
     has_gaps : bool
-        Whether there may be queries that none of the packed sequences has.
+        Whether packed arrays may have rows that belong to no sequence.
 
     Raises
     ------
     ValueError
-        A call that is legal cannot be prepared.
+        The call was checked in full, but cannot be prepared.
     """
     if checked is None and not (
         type(q) is type(k) is type(v) is _ndarray and (out is None or type(out) is _ndarray)
@@ -266,7 +269,7 @@ def _replayed(
 def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     """Return what arrays are like, and their addresses; None if one is not allowed.
 
-    A `BlockMask` may be in its own place only: a call without one is of the same kind.
+    A `BlockMask` is allowed in its own place only: in others, its kind is that of None.
     """
     infos: list[Any] = []
     addresses = []
@@ -298,7 +301,7 @@ def _is_legal(
     device_id: int,
     extras: Ints,
 ) -> bool:
-    """Whether elements are where they may be, and so is `out`."""
+    """Whether arrays begin at multiples of their elements, and `out` fits the inputs."""
     addresses = q.data.ptr, k.data.ptr, v.data.ptr
     if any(address % x.itemsize for address, x in zip(addresses, (q, k, v), strict=True)):
         return False

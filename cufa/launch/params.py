@@ -1,4 +1,4 @@
-"""The parameter that a launch passes to a kernel by value, and the memory where it is made."""
+"""The parameter that a launch passes to a kernel by value, and the memory where it is built."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FourInts = tuple[Ints, ...]
 
 
 class Layout:
-    """Where the numbers of a parameter are, each of which has a name.
+    """Where the named numbers of a parameter are.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Layout:
         self.start, _ = numbers["params.q.data"]
         self.words = {name: offset // 8 for name, (offset, _) in numbers.items()}
         self._struct = _packed(numbers.values(), self.start, dtype.itemsize)
-        # In `filled`, the name of a number is without its struct.
+        # `numbers` and `filled` name a number without its struct.
         names = (name.split(".", 1)[1] for name in numbers if not name.startswith("maps."))
         self._places = {name: place for place, name in enumerate(names)}
         self._tile = tile
@@ -75,7 +75,8 @@ class Layout:
         self._sizes = [number.name for number in lengths if number.dtype != "u8"]
         of_parts = (number for part in parts for number in part.numbers)
         self._own = [*(x.name for x in of_parts if x.dtype != "u8"), *self._sizes]
-        # Of arrays besides tensors: `ARRAYS`, lengths, those of a caller's own expressions, a seed.
+        # The order of addresses after those of tensors: `ARRAYS`, lengths, the arrays of a caller's
+        # own expressions; the seed is last.
         which = itertools.count(len(ARRAYS))
         more = [(f"kv.{number.name}", next(which)) for number in lengths if number.dtype == "u8"]
         for part in self._reads:
@@ -89,15 +90,15 @@ class Layout:
     def places(
         self, addresses: Iterable[tuple[str, int]], first: int, extras: Extras
     ) -> tuple[AddressSlot, ...]:
-        """Return where addresses go, which each launch is given.
+        """Return where the addresses go that each launch is given.
 
         Parameters
         ----------
         addresses : iterable of (str, int)
-            Numbers, and which of a launch's addresses each is; those that the parameter lacks are
-            left out.
+            Names of numbers, each with its index among a launch's addresses; names that the
+            parameter lacks are left out.
         first : int
-            Which of its addresses is the first of those of extras.
+            The index of the first address of extras.
         extras : Extras
             The extras of all launches.
         """
@@ -109,11 +110,11 @@ class Layout:
         return tuple((self.words[name], which) for name, which in named if name in self.words)
 
     def numbers(self, known: Mapping[str, float]) -> list[float]:
-        """Return all numbers in order, by name: 0 for addresses, and for those that are unknown."""
+        """Return all numbers in order, from those known by name; addresses and others are 0."""
         return [known.get(name, 0) for name in self._places]
 
     def filled(self, known: Mapping[str, float]) -> bytes:
-        """Return what follows tensor maps, of numbers by name, as `numbers`."""
+        """Return the bytes after tensor maps; argument as in `numbers`."""
         return self._struct.pack(*self.numbers(known))
 
     def of_score(
@@ -130,7 +131,7 @@ class Layout:
         strides : tuple of tuple of int
             Strides of the arrays that parts read, as `cufa.problem.extras.placed` returns them.
         more : mapping
-            Numbers of parts that are not of the problem, by name.
+            Numbers of parts that do not follow from the problem, by name.
         """
         if not self._own:
             return {}
@@ -144,7 +145,7 @@ class Layout:
         return {name: found[name] for name in self._own}
 
     def _of_lists(self, problem: Problem, lengths: Ints) -> Ints:
-        """Return the address, 0, and the steps of a `cufa.BlockMask`'s lists along its axes."""
+        """Return 0 for the address of a `cufa.BlockMask`'s lists, then the steps along its axes."""
         _, batch, heads = lengths
         of_head = math.prod(list_sizes(problem.seq_q, problem.seq_kv, *self._tile))
         return 0, heads * of_head * (batch > 1), of_head * (heads > 1)
@@ -157,7 +158,7 @@ class ParameterLayout(Layout):
     ----------
     variant : Variant
     addresses : sequence of (str, int)
-        The numbers that are addresses of tensors, and which of a launch's addresses each is.
+        The numbers that are addresses of tensors, each with its index among a launch's addresses.
     memory : str
         The number that is the address of memory which the blocks of a launch share.
 
@@ -200,11 +201,12 @@ class ParameterLayout(Layout):
         of_arrays: tuple[Ints, ...] = (),
         extras: Extras = NO_EXTRAS,
     ) -> bytes:
-        """Return what follows tensor maps: all numbers; addresses are 0.
+        """Return the bytes after tensor maps: all numbers, and 0 for addresses.
 
         Parameters
         ----------
         of_plan : list
+            As the method `of_plan` returns it.
         problem : Problem
         strides : tuple of tuple of int
             Strides of q, k, v and the result, (batch, heads, seq, head_dim), in bytes.
@@ -228,15 +230,15 @@ class ParameterLayout(Layout):
     def of_extras(
         self, problem: Problem, of_arrays: tuple[Ints, ...], extras: Extras
     ) -> dict[str, float]:
-        """Return the numbers of arrays besides tensors, and of the score, by name."""
+        """Return the numbers of the score, and of arrays besides those of tensors, by name."""
         return self.of_score(problem, of_arrays)
 
 
 class AttentionLayout(ParameterLayout):
     """The layout of the parameter of kernels of `attention`.
 
-    TMA needs the addresses of Q, K and V in its maps only, and that of O in both; without it, the
-    two are one.
+    With TMA, the addresses of Q, K and V are in tensor maps only, and that of O is in its map and
+    in ``Params``. Without it, all are in ``Params``.
 
     Parameters
     ----------
@@ -260,14 +262,14 @@ class AttentionLayout(ParameterLayout):
 def numbers_of_params(
     problem: Problem, q_tiles: int, section_heads: int, late_rows: int = 0, pack: int = 1
 ) -> dict[str, float]:
-    """Return the numbers of ``Params`` of ``kernels/params.cuh``, but for those of tensors.
+    """Return the numbers of ``Params`` of ``kernels/params.cuh``, except those of tensors.
 
     Parameters
     ----------
     problem : Problem
         With a scale that is not negative.
     q_tiles, section_heads, late_rows, pack : int
-        As in its plan. To the kernel, heads whose rows are packed are one.
+        As in its plan. The kernel counts heads whose rows are packed as one.
     """
     return {
         "scale_log2": scale_log2(problem.scale),
@@ -286,18 +288,18 @@ def numbers_of_params(
 
 
 def steps_of(problem: Problem, arrays: Mapping[str, Array]) -> dict[str, float]:
-    """Return the numbers of tensors in ``Params`` by name, but for their addresses."""
+    """Return the numbers of tensors in ``Params`` by name, except their addresses."""
     found: dict[str, float] = {}
     for name, array in arrays.items():
         batch, head, seq = (step // array.itemsize for step in array.strides[:3])
-        # The tiles' sequences are not along this axis where they follow each other.
+        # Packed sequences are not along this axis.
         found[f"{name}.stride_batch"] = 0 if problem.kv == "Varlen" else batch
         found[f"{name}.stride_head"], found[f"{name}.stride_seq"] = head, seq
     return found
 
 
 def list_sizes(seq_q: int, seq_kv: int, bm: int, bn: int) -> tuple[int, int]:
-    """Return how many lists a head has where tiles of keys are left out, and how long one is.
+    """Return how many lists of tiles a head has with a `cufa.BlockMask`, and the length of each.
 
     See ``Visits`` of ``kernels/blocks.cuh``.
     """
@@ -308,7 +310,7 @@ _CODES = {"u8": "Q", "i8": "q", "u4": "I", "i4": "i", "f4": "f"}
 
 
 def _packed(numbers: Iterable[tuple[int, np.dtype]], start: int, end: int) -> struct.Struct:
-    """Return what packs numbers, and the gaps between them.
+    """Return the `Struct` that packs numbers, and the gaps between them.
 
     Parameters
     ----------
@@ -326,9 +328,9 @@ def _packed(numbers: Iterable[tuple[int, np.dtype]], start: int, end: int) -> st
 
 
 def scale_log2(scale: float) -> float:
-    """Return the factor of scores whose exponential is to the base 2, of a scale that is not < 0.
+    """Return the factor of scores for exponentials to the base 2; `scale` must not be negative.
 
-    Zero would make NaN of a masked score, -inf * 0; the least normal number keeps it.
+    With 0, a masked score would become NaN, -inf * 0: the least normal number keeps it -inf.
     """
     return max(scale * LOG2_E, _TINY)
 
@@ -341,7 +343,7 @@ class Buffer:
     bytes, words : memoryview
         The memory, by 8 and by 64 bits.
     maps : Encoder
-        Encodes the tensor maps, which are made at its beginning.
+        Encodes tensor maps, at the beginning of the memory.
     args : tuple
         A kernel's one argument, as `cupy.cuda.Function` takes it.
     passed : Passed
@@ -368,7 +370,7 @@ free_buffers: list[Buffer] = []
 
 
 def taken_buffer() -> Buffer:
-    """Return a buffer that nobody else uses until it is among the free ones again."""
+    """Return a buffer that nobody else uses until it is put back among the free ones."""
     try:
         return free_buffers.pop()  # in one step, whatever other threads do
     except IndexError:

@@ -1,4 +1,4 @@
-"""Key -> prepared call: what calls of a kind share, and launches for those of new shapes.
+"""Key -> prepared call: what calls of a kind share, and the launch of each new size.
 
 The calls of a kind have dtype, head dims, options and device in common, but no lengths. Addresses
 are given to each launch.
@@ -31,24 +31,24 @@ from cufa.specs import KERNELS
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
 
-_CALLS = 128  # of a kind that are remembered
-_SEEN = 1024  # keys of calls that came once
+_CALLS = 128  # prepared calls that a kind remembers
+_SEEN = 1024  # calls that came once, of which it remembers the keys
 
 
 class PreparedCall(NamedTuple):
-    """The state that the calls of a signature share.
+    """The state that calls with the same key share.
 
     Attributes
     ----------
     launch : callable
-        It is given the addresses of q, k, v, the result and its LSE, and those of `Extras.flat` and
-        the seed, or that of the workspace.
+        It is given the addresses of q, k, v, the result and its LSE, then those of `Extras.flat`
+        and the seed, or else that of the workspace.
     variant : Variant
         Variant of the kernel that visits the tiles.
     shape, lse_shape : tuple of int
         Shapes of the result and its log-sum-exp.
     needs_memory : bool
-        For copies, or as a workspace.
+        Whether the call needs memory, for copies or as a workspace.
     workspace_floats : int
         float32 numbers that each call gives memory for.
     copies : tuple of str
@@ -133,7 +133,7 @@ class PreparedCalls:
         self._may_be_plain = problem.kv == "Dense" and layout == "bhsd"
         self._positive = problem._replace(scale=abs(problem.scale))  # as the kernels take it
         self._extras = extras.described((None,) * len(extras.flat))  # keeps no array alive
-        self._reads = problem.reads  # whatever the lengths
+        self._reads = problem.reads  # the same for all lengths
         self.has_block_mask = problem.of(Blocks) is not None
         self._device_id = cupy.cuda.runtime.getDevice()
         self._device = device = devices.of_id(self._device_id)
@@ -148,8 +148,9 @@ class PreparedCalls:
         ----------
         key : tuple
             Shape and strides of q, of k and of v, as the caller has them; whether each is aligned;
-            None, or shape and strides of the caller's `out`, and whether it is aligned; shape,
-            strides and dtype of each of `Extras.flat`, or None, for a `cufa.BlockMask` its key.
+            shape and strides of the caller's `out` and whether it is aligned, or None; a tuple for
+            `Extras.flat`: shape, strides and dtype of each array, the key of a `cufa.BlockMask`,
+            or None.
         address : int
             Address of q.
 
@@ -163,7 +164,7 @@ class PreparedCalls:
             call = self._prepared(key, address, self._planner)
         if call is None:
             return None
-        # Lengths that do not come again are not kept.
+        # A call is kept when its key comes for the second time.
         number = hash(key)
         if number in self._seen:
             remember(self.calls, key, call, _CALLS)
@@ -175,7 +176,7 @@ class PreparedCalls:
         return call
 
     def fallback(self, key: Key, address: int) -> PreparedCall | None:
-        """Prepare a call whose blocks share no memory; None if there is no other way.
+        """Prepare a call by a kernel whose blocks share no memory; None if there is none.
 
         Parameters
         ----------
@@ -186,9 +187,9 @@ class PreparedCalls:
         return None if planner is None else self._prepared(key, address, planner)
 
     def _plain(self, key: Key, address: int) -> PreparedCall | None:
-        """Prepare a call on 4-D arrays that its kernel takes as they are; None if it is another.
+        """Prepare a call on 4-D arrays that its kernel takes as they are; None for other calls.
 
-        `_prepared` returns the same, in twice the time.
+        For such a call `_prepared` returns the same, in twice the time.
         """
         q, of_q, k, of_k, v, of_v, aligned, out, infos = key
         if not self._may_be_plain or out is not None or infos or not len(q) == len(k) == 4:
@@ -232,9 +233,9 @@ class PreparedCalls:
         plan = planner(problem)
         loaded = self._loaded.get(plan.variant) or self._load(plan.variant)
         strides, copies = self._viewer.taken(inputs, out, aligned, views, loaded.tma)
-        if problem.kv == "Varlen":  # the tiles' sequences are not along this axis
+        if problem.kv == "Varlen":  # packed sequences are not along this axis
             strides = tuple((0, *steps[1:]) for steps in strides)
-        address &= -ALIGNMENT  # that of an array which may be copied
+        address &= -ALIGNMENT  # the array may be copied, and a copy is aligned
         floats = plan.workspace_floats
         return PreparedCall(
             loaded.prepared(plan, problem, views.shapes, strides, address, numbers, extras),
@@ -270,7 +271,7 @@ class PreparedCalls:
     def _load(self, variant: Variant) -> LoadedKernel:
         function = jit.kernel(variant, self._device, self._device_id)
         loaded = LoadedKernel(variant, function, self._device_id, self._extras)
-        # A kernel that may be captured in its place draws tiles, too
+        # So does the fallback, which a capture may run instead
         draws = KERNELS[variant.kernel].persistent or self._planner.fallback is not None
         if draws and not is_capturing():
             counters.of_device(self._device_id).reserve()

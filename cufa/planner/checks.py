@@ -1,4 +1,4 @@
-"""What `attention` and `decode` check of a call's device, and of the kernel that it names."""
+"""Checks of a call's device, and of the kernel that it names, by `attention` and `decode`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """One spec for each kernel.
 
-Nothing else knows a kernel of `attention` or `decode` by its name.
+Nothing else knows a kernel of `attention` or `decode` by its name, except that the modules for
+attention in 8 bits know `fp8_wgmma`.
 
 A new kernel is a file of ``cufa/kernels`` and one of the same stem here, named below.
 """

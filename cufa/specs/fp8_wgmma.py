@@ -13,7 +13,7 @@ from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_regi
 from cufa.specs.tile_shape import TileShape
 
 KEYS = 128
-"""Keys of a block of V, and of all scales of K and V at least: ``VTile8`` of the kernel."""
+"""Keys of a block of V, see ``VTile8`` of the kernel; a scale of K or V is for as many or more."""
 
 SCORES = (
     *("FineSoftcap", "Alibi"),

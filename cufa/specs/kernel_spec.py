@@ -15,13 +15,14 @@ HeadDims = tuple[int, int]
 Tiles = Mapping[HeadDims, tuple[TileShape, ...]]
 """The tiles that the planner chooses from, by the padded head dims that are compiled.
 
-A problem takes the first ones that hold its own. Wider steps would waste products on zeros,
-narrower ones compile variants for few models. (192, 128) is multi-head latent attention.
+A problem takes the first head dims that are no smaller than its own. Wider steps would waste
+products on zeros, narrower ones compile variants for few models. (192, 128) is multi-head latent
+attention.
 
 Where tiles have no costs, the first is for long queries. The second, with fewer rows, is for short
-queries and for grids that would leave multiprocessors idle; none where the first has 64 rows
-already. Of gradients, the second is for scores that take more registers, see
-`cufa.specs.backward.BackwardSpec.is_large`.
+queries and for grids that would leave multiprocessors idle; there is none where the first has 64
+rows already. In 8 bits and for gradients, the second is for scores that take more registers, see
+`cufa.specs.fp8_wgmma.computes` and `cufa.specs.backward.BackwardSpec.is_large`.
 """
 
 
@@ -40,12 +41,12 @@ class KernelSpec:
     arguments : tuple of str
         The template arguments between the element type and the score, in order.
     schedules : tuple of str
-        The structs from which another template argument, the last in front of the score, is taken:
-        how the kernel orders its work. None of those that have one order.
+        The structs that say how the kernel orders its work: one of them is the template argument
+        in front of the score. Empty for kernels that have one order.
     schedule : callable, optional
         Template arguments -> which of these is best, as far as is known.
     archs : tuple of str
-        The architectures that it is for; none of those for all.
+        The architectures that it is for; empty for kernels that run on all.
     tma : bool
         Whether it reads through tensor maps: they come first in its parameter.
     decodes : bool
@@ -56,7 +57,7 @@ class KernelSpec:
         Template arguments -> registers of a thread at launch, where the kernel counts on having
         exactly that many because it moves them between its warps.
     tile_tables : mapping of int to Tiles
-        By the compute capability from which on they hold; none of those that decode.
+        By the compute capability from which on they hold; empty for kernels that decode.
     """
 
     name: str

@@ -63,7 +63,7 @@ class Spec(KernelSpec):
         Rings that the planner chooses from, by the rows of a tile; only of kernels that decode.
     costs : Costs
     space : Space, optional
-        The explorer's; none of those that decode.
+        The explorer's; None for kernels that decode.
     """
 
     complaint: Callable[[TemplateArguments, Device], str | None]
