@@ -1,15 +1,15 @@
-// The softmax for P in e4m3, which ends at 448.
+// The softmax for P in e4m3, whose largest number is 448.
 #pragma once
 #include "ptx_fp8.cuh"
 #include "softmax.cuh"
 
-// P = 2^8 exp(S - m) of a row, in which m is about its largest score so far: below 2^-9 P is 0, and
-// one above 448 would be 448 unnoticed. The row sum takes P before it is rounded.
+// P = 2^8 exp(S - m) of a row, in which m is about its largest score so far: a P below 2^-9 is 0,
+// and one above 448 would be 448 unnoticed. The row sum takes P before it is rounded.
 //
 // A tile of rows begins with row maxima (`follow`). Later tiles of keys do without: P is computed
-// with the m that there is, in float32, and added up. As long as a thread's sum of the tile is
-// below MAX_SUM, so is each P. Else m moves and P with it (`shift`), before P is rounded; or if P
-// has grown so far that small ones may be lost, S is computed once more, for its maxima.
+// with the present m, in float32, and added up. As long as a thread's sum of the tile is below
+// MAX_SUM, so is each P. Else m moves, and P in float32 with it (`shift`), which is rounded again;
+// or if P has grown so far that small ones may be lost, S is computed again, for its maxima.
 struct Softmax8 : OnlineSoftmax<1, false, 8> {
     using Base = OnlineSoftmax<1, false, 8>;
     static constexpr float AT_MAX_LOG2 = 8.f, SLACK_LOG2 = 0.8f;
@@ -17,8 +17,8 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
 
     __device__ Softmax8() : Base(1.f) {}  // takes maxima in log2 units
 
-    // Takes m to the largest scores, `factor` bringing those of a block of keys and of either row
-    // to log2 units. Whether it has moved for some rows, so that O must be rescaled.
+    // Moves m to the largest scores, which `factor` brings to log2 units, by block of keys and row.
+    // Returns whether it has moved for some rows, so that O must be rescaled.
     template <int NT, int BLOCKS>
     __device__ bool follow(const float (&rS)[1][NT][4], const float (&factor)[BLOCKS][2]) {
         constexpr int PART = NT / BLOCKS;
@@ -46,14 +46,14 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
         Base::update_row_max(row_max, mt, h, SLACK_LOG2);
     }
 
-    // Where maxima were not looked for: whether P may be too large in the warp. No P is larger than
-    // a thread's sum of this tile's.
+    // Whether P may be too large in the warp, where maxima were not looked for: no P is larger than
+    // a thread's sum of P in this tile.
     __device__ bool too_large() const {
         return __any_sync(0xffffffff, l[0][0] > MAX_SUM || l[0][1] > MAX_SUM);
     }
-    // Then m moves up until these sums are 2^7 at most. The largest P is a power of two then, and
-    // is not rounded: where a row's weight is on one key, its V comes out exact. O must be
-    // rescaled. `again` says which rows have P that may have lost what was small.
+    // If it may, m moves up until these sums are 2^7 at most, and O must be rescaled. The largest P
+    // is then a power of two, which rounding keeps: where a row's weight is on one key, its V comes
+    // out exact. `again` says of which rows small P may be lost.
     template <int NT>
     __device__ void shift(float (&rP)[1][NT][4], bool (&again)[1][2]) {
 #pragma unroll
