@@ -269,7 +269,7 @@ def _replayed(
 def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
     """Return what arrays are like, and their addresses; None if one is not allowed.
 
-    A `BlockMask` is allowed in its own place only: in others, its kind is that of None.
+    A `BlockMask` is allowed in its own place only: elsewhere, a kind does not tell it from None.
     """
     infos: list[Any] = []
     addresses = []
@@ -301,7 +301,7 @@ def _is_legal(
     device_id: int,
     extras: Ints,
 ) -> bool:
-    """Whether arrays begin at multiples of their elements, and `out` fits the inputs."""
+    """Whether arrays begin at multiples of their elements, and `out` fits and overlaps none."""
     addresses = q.data.ptr, k.data.ptr, v.data.ptr
     if any(address % x.itemsize for address, x in zip(addresses, (q, k, v), strict=True)):
         return False
