@@ -117,7 +117,7 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     struct TileScales {
         float of_block[BLOCKS];
 
-        // A block that begins behind the last key has no scale: it takes that of the tile's first.
+        // A block that begins behind the last key has no scale: it takes the first block's.
         template <class Arguments>
         __device__ TileScales(const Arguments& p, const volatile Work& work, int tile) {
             int batch = work.batch, first = 0, keys = p.seq_kv;

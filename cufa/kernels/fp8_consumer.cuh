@@ -142,7 +142,7 @@ struct Consumer8 {
             wgmma_wait<0>();
     }
     // Zeroes the keys of V from `end` on: memory behind a sequence may hold NaN, and 0 times NaN is
-    // NaN. Each consumer zeroes all of them, so that none waits for another.
+    // NaN. Each consumer zeroes all of them, so that none waits for another; all write the same.
     __device__ void clear_tail(uint32_t present, int end) const {
         if (end >= BN) return;
         constexpr int CHUNKS = VTile::CHUNKS, KEYS_OF_CHUNK = 16;
