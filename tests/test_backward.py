@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,21 @@ def test_nan_in_dout_of_rows_that_see_no_key(rng: np.random.Generator) -> None:
         bad[:, :, 4] = np.nan
         for name, gradient in differentiated(bad, q, k, v, **each).items():
             np.testing.assert_allclose(gradient, clean[name], rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_bounded(rng: np.random.Generator) -> None:
+    """Tiles of queries keep no scores, also where a function is differentiated by an array."""
+    q, k, v = random_inputs(rng, "float32", sq=8001, sk=300, d=8)
+    factors = np.ones(len(q[0, 0]), np.float32)
+    by_factors = {"score_mod": lambda s, b, h, i, j: s * factors[i], "wrt": ("q", "factors")}
+    options: tuple[Options, ...] = {}, by_factors
+    for more in options:
+        out, lse = cufa.attention(q, k, v, return_lse=True)
+        tracemalloc.start()
+        cufa.attention_backward(out, q, k, v, out, lse, **more)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < 6 << 20  # the scores of one tile of keys are 8 MB
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

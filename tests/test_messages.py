@@ -82,6 +82,16 @@ def test_arguments_that_are_missing() -> None:
         EXPLAIN(Q, softmax_scale=1)
 
 
+def test_arguments_of_gradients_are_none_of_their_plan() -> None:
+    """They are neither named as missing nor computed with."""
+    explain: Any = cufa.explain_backward
+    with pytest.raises(TypeError, match=r"^explain_backward\(\) missing 1 .* argument: 'v'$"):
+        explain(Q, Q)
+    _, lse = cufa.attention(Q, Q, Q, return_lse=True)
+    with pytest.raises(TypeError, match=r"^explain_backward\(\) takes 3 .* but 6 were given$"):
+        explain(Q, Q, Q, Q, Q, lse)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -59,7 +59,7 @@ def arguments_of(function: Callable[..., Any], without: Iterable[str] = ()) -> C
     """Return a decorator: what it decorates is given all arguments of another function, by name.
 
     Arguments that the caller leaves out have the other function's defaults. Those that are named in
-    `without` are left out.
+    `without` are left out. What it decorates names all arguments that have no default.
     """
     signature = inspect.signature(function)
     kept = [p for name, p in signature.parameters.items() if name not in {*without}]
@@ -75,11 +75,9 @@ def arguments_of(function: Callable[..., Any], without: Iterable[str] = ()) -> C
                 bound = signature.bind(*args, **keywords)
             except TypeError:
                 try:
-                    function(*args, **keywords)  # which says what is missing, or too much
+                    return decorated(*args, **keywords)  # which says what is missing, or too much
                 except TypeError as error:
-                    message = str(error).replace(function.__name__, decorated.__name__, 1)
-                    raise TypeError(message) from None
-                raise
+                    raise error from None
             bound.apply_defaults()
             return decorated(**bound.arguments)
 

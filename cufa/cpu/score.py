@@ -96,13 +96,15 @@ class Score:
         if scale != 1:
             scores *= scale
         if slopes is not None:
-            self._before = scores.copy() if self._functions.partials else scores
+            if self._functions.partials:
+                self._before = scores.copy()
             slopes.append(("score_mod", self._functions.slope(scores, tile)))
         self._functions.apply(scores, tile)
 
     def gather(self, dS: np.ndarray, keys: slice, into: Mapping[str, np.ndarray]) -> None:
         """Add the gradients of arrays that `score_mod` reads; dS is that of what `apply` made."""
         self._functions.gather(dS, self._before, self._at(keys), into)
+        del self._before  # of all tiles of queries, they would take as much memory as Q by keys
 
     def sees(self, keys: slice) -> bool:
         """Whether any of the queries may see any of these keys."""
