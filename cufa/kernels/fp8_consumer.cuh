@@ -217,14 +217,14 @@ struct Consumer8 {
         float before[2] = {softmax.l[0][0], softmax.l[0][1]};
         softmax.l[0][0] = softmax.l[0][1] = 0.f;
         softmax.exponentiate(rS, factor);
-        if constexpr (!SCORE::DROPS_WEIGHTS) pack_p();  // under the exponentials
+        pack_p();  // under the exponentials
         const bool too_large = !checked && softmax.too_large();
         if (too_large) {
             correct(factor);
+            pack_p();
             before[0] *= softmax.alpha[0][0], before[1] *= softmax.alpha[0][1];
             moved = true;
         }
-        if (too_large || SCORE::DROPS_WEIGHTS) pack_p();
         softmax.l[0][0] += before[0], softmax.l[0][1] += before[1];
         return moved;
     }

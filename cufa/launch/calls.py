@@ -182,7 +182,7 @@ def _replayed(
         As in `run`.
     return_lse : bool
     options : tuple
-        What all calls of a kind have in common, except dtypes, head dims and the device.
+        The values that all calls of a kind share, except dtypes, head dims and the device.
     has_gaps : bool
         Whether packed arrays may have rows that belong to no sequence.
 
