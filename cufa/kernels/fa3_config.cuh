@@ -54,14 +54,4 @@ struct Config
     static constexpr bool FOLDED = SCHEDULE::FOLDED && ACROSS;
     static constexpr bool ONE_LOOP = HEAD_DIM_V > SCHEDULE::NARROW && !FOLDED;
     static constexpr bool O_FIRST = CONSUMERS >= SCHEDULE::BUSY_CONSUMERS;
-
-    // Tiles of 16 bits have no scales.
-    struct TileScales {
-        template <class... Of>
-        __device__ explicit TileScales(const Of&...) {}
-        __device__ void store(const Smem<Config>&, uint32_t) const {}
-    };
-    using ScalesK = TileScales;
-    using ScalesV = TileScales;
-    static constexpr int SCALE_BYTES = 0;
 };

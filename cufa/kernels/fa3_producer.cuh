@@ -1,6 +1,5 @@
 // The producer of fa3_wgmma.cu and fp8_wgmma.cu: one thread that copies tiles of Q, K and V to
-// shared memory by TMA, in 8 bits with the scales of K and V, and tells the consumers which tiles
-// of rows they are for.
+// shared memory by TMA, and tells the consumers which tiles of rows they are for.
 #pragma once
 #include "fa3_config.cuh"
 
@@ -75,18 +74,14 @@ struct Producer {
         return p.template key_tiles<BN>(sequence, first >> p.pack_log2, last >> p.pack_log2);
     }
 
-    // K and V, with their scales, of the n-th tile of keys of this block, from `key` on.
-    __device__ void load_k(int key, int head, int batch, uint32_t n,
-                           const typename C::ScalesK& scales) const {
+    // The n-th tile of keys of this block: K, and V, from `key` on.
+    __device__ void load_k(int key, int head, int batch, uint32_t n) const {
         smem.ring_k.acquire(n);
-        scales.store(smem, n);
         C::KTile::load(smem.k(n), 0, maps.k, smem.ring_k.expect(n, C::KTile::bytes), key, head,
                        batch, L2_KEPT);
     }
-    __device__ void load_v(int key, int head, int batch, uint32_t n,
-                           const typename C::ScalesV& scales) const {
+    __device__ void load_v(int key, int head, int batch, uint32_t n) const {
         smem.ring_v.acquire(n);
-        scales.store(smem, n);
         C::VTile::load(smem.v(n), 0, maps.v, smem.ring_v.expect(n, C::VTile::bytes), key, head,
                        batch, L2_KEPT);
     }
@@ -107,8 +102,7 @@ struct Producer {
         if constexpr (K_FIRST)
             load_k(first_row(sequence, q0, sequence.first_k) +
                        (keys_of(sequence, q0, C::PARTS - 1).end - 1) * BN,
-                   KV::map_head(p.k, tile.head / p.group), KV::map_batch(p.k, tile.batch), n,
-                   typename C::ScalesK());
+                   KV::map_head(p.k, tile.head / p.group), KV::map_batch(p.k, tile.batch), n);
         smem.ring_q.acquire(round);
         work.q0 = q0, work.head = tile.head, work.batch = tile.batch;
         if constexpr (KV::TAILS) work.set(sequence);
@@ -166,17 +160,12 @@ struct Producer {
             i = next(i, round);
             auto visit = visits.visit(end - 1);
             if (!K_FIRST && has_keys)
-                load_k(first_k + visit.tile(end - 1) * BN, k_head, k_batch, n,
-                       typename C::ScalesK(p, work, visit.tile(end - 1)));
+                load_k(first_k + visit.tile(end - 1) * BN, k_head, k_batch, n);
             for (int j = end - 1; j >= first; --j, ++n) {
                 // Looked up before the slot of its K is free
                 const auto ahead = visits.visit(j - 1);
-                if (j > first)
-                    load_k(first_k + ahead.tile(j - 1) * BN, k_head, k_batch, n + 1,
-                           typename C::ScalesK(p, work, ahead.tile(j - 1)));
-                if (has_keys)
-                    load_v(first_k + visit.tile(j) * BN, v_head, v_batch, n,
-                           typename C::ScalesV(p, work, visit.tile(j)));
+                if (j > first) load_k(first_k + ahead.tile(j - 1) * BN, k_head, k_batch, n + 1);
+                if (has_keys) load_v(first_k + visit.tile(j) * BN, v_head, v_batch, n);
                 if (j == q_at) load_q(i, round + 1, n + 1);
                 visit = ahead;
             }

@@ -4,8 +4,8 @@
 #include "tile_sm90.cuh"
 
 // Tiles in shared memory: slots of Q, rings of K and V, what each warp reads of biases and masks,
-// barriers, the tiles of rows that are under way, and in 8 bits the scales of K and V. O leaves
-// through the slot that its Q came in: a warp reads and writes 16 rows of it, which are its own.
+// barriers, and the tiles of rows that are under way. O leaves through the slot that its Q came in:
+// a warp reads and writes 16 rows of it, which are its own.
 template <int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int BLOCKS_PER_SM, class PAIRS>
 struct Layout {
     using QTile = WgmmaTile<BM, HEAD_DIM>;
@@ -15,7 +15,7 @@ struct Layout {
     static constexpr int SLOT_BYTES = QTile::bytes > OTile::bytes ? QTile::bytes : OTile::bytes;
     static constexpr int RING_BYTES = STAGES * (KTile::bytes + VTile::bytes);
     static constexpr int PAIR_BYTES = BM / 16 * PAIRS::BYTES;
-    // 1024 bytes are for the system, the barriers, and what follows them.
+    // 1024 bytes are for the system, the barriers, and the tiles of rows under way.
     __device__ static constexpr bool fits(int slots) {
         const int bytes = slots * SLOT_BYTES + RING_BYTES + PAIR_BYTES + 1024;
         return bytes * BLOCKS_PER_SM <= 227 * 1024;
@@ -46,8 +46,7 @@ struct Smem {
 
     // By one thread.
     __device__ void init() const {
-        constexpr int WORK_BYTES = WORK_STAGES * sizeof(typename C::Work);
-        if (dynamic_smem_bytes() < C::WORK + WORK_BYTES + C::SCALE_BYTES) __trap();
+        if (dynamic_smem_bytes() < C::WORK + WORK_STAGES * sizeof(typename C::Work)) __trap();
         ring_q.init(C::ALL_FREE_Q ? 128 * C::CONSUMERS : C::CONSUMERS);
         ring_k.init(4 * C::CONSUMERS), ring_v.init(4 * C::CONSUMERS);
         mbarrier_fence_init();
@@ -63,9 +62,5 @@ struct Smem {
     }
     __device__ volatile typename C::Work& work(uint32_t round) const {
         return works[round % WORK_STAGES];
-    }
-    // The scales of the rings' tiles in 8 bits, behind `works`.
-    __device__ volatile float* scales() const {
-        return reinterpret_cast<volatile float*>(works + WORK_STAGES);
     }
 };

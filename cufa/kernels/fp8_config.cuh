@@ -107,39 +107,4 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     using Work = ::Work<PARTS, KV_::TAILS, SCORE_::HAS_BLOCK_MAP>;
     static constexpr bool O_FROM_REGISTERS = true, ALL_FREE_Q = true;
     static constexpr bool FOLDED = false;
-
-    // The blocks of keys of a tile of K or V; each has a scale. The producer reads the scales
-    // before it waits for the tile's slot, so that they arrive with the tile: a consumer that read
-    // them from global memory at its turn would make the others wait.
-    static constexpr int BLOCKS = BN_ / VTile::KEYS;
-    static constexpr int SCALE_BYTES = STAGES_ * 2 * BLOCKS * 4;  // by slot, of K and then V
-    template <bool OF_V>
-    struct TileScales {
-        float of_block[BLOCKS];
-
-        // A block that begins behind the last key has no scale: it takes the first block's.
-        template <class Arguments>
-        __device__ TileScales(const Arguments& p, const volatile Work& work, int tile) {
-            int batch = work.batch, first = 0, keys = p.seq_kv;
-            if constexpr (KV_::RAGGED) batch = 0, first = work.sequence.first_k;
-            if constexpr (KV_::TAILS) keys = work.sequence.seq_kv;
-            const int head = batch * (p.heads_q / p.group) + work.head / p.group;
-            const Scales& scales = OF_V ? p.scales_v : p.scales_k;
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) {
-                const int key = tile * BN_ + b * VTile::KEYS;
-                of_block[b] = load_early(scales.of(head, first + (key < keys ? key : tile * BN_)));
-            }
-        }
-        __device__ void store(const Smem<Config8>& smem, uint32_t n) const {
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) at(smem, n)[b] = of_block[b];
-        }
-        // The place of the scales of the n-th tile of keys.
-        static __device__ volatile float* at(const Smem<Config8>& smem, uint32_t n) {
-            return smem.scales() + (n % STAGES_ * 2 + OF_V) * BLOCKS;
-        }
-    };
-    using ScalesK = TileScales<false>;
-    using ScalesV = TileScales<true>;
 };

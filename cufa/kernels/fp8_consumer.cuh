@@ -15,7 +15,7 @@ struct Consumer8 {
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN, NT = BN / 8, PIECE = C::PIECE, IN_FLIGHT = C::IN_FLIGHT;
     // A block of keys has a scale of its own. A unit is a piece of the columns of P V of a block.
-    static constexpr int BLOCK = VTile::KEYS, BLOCKS = C::BLOCKS;
+    static constexpr int BLOCK = VTile::KEYS, BLOCKS = BN / BLOCK;
     static constexpr int UNITS = C::PIECES * BLOCKS;
 
     // Whether tiles of keys after the first can do without row maxima: the first scores of a row
@@ -34,7 +34,9 @@ struct Consumer8 {
     uint32_t rP[BN / 32][4];                 // P as the operand of P V
     float rO[1][C::HEAD_DIM_V / 8][4] = {};  // P V, in float32
     float divisor[1][2];                     // of O, at the end of a tile
-    float scale_q[2], scale_k[BLOCKS];
+    int kv_head;                             // of all batches
+    int first_key = 0;                       // of the sequence, among scales
+    float scale_q[2], scale_k[BLOCKS], scale_v[BLOCKS];
 
     __device__ Consumer8(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
         : p(p),
@@ -55,27 +57,24 @@ struct Consumer8 {
         queue_s();
         turns.pass();
         while (here.more) {
-            wait_for_s();
+            wgmma_wait<0>();
             exponentiate();
             pack_p();
             while (true) {
                 release_k();
                 const uint32_t present = here.n++;
                 const int end = here.keys_of_tile();
-                smem.ring_v.wait(present);
-                float scale_v[BLOCKS];
-#pragma unroll
-                for (int b = 0; b < BLOCKS; ++b) scale_v[b] = C::ScalesV::at(smem, present)[b];
                 turns.wait();
+                smem.ring_v.wait(present);
                 if constexpr (KV::TAILS) clear_tail(present, end);
-                add_o(present, scale_v);
+                add_o(present);
                 smem.ring_v.release(present);
                 if (!here.has_next_keys()) break;
                 --here.j, here.visit = here.ahead;
                 queue_s();
                 turns.pass();
                 here.look_ahead();
-                wait_for_s();
+                wgmma_wait<0>();
                 if (next_p()) softmax.rescale(rO);
             }
             take_up();
@@ -88,26 +87,36 @@ struct Consumer8 {
     }
 
  private:
-    // Queues S = Q K^T. If no tile of rows is left, the product reads whatever is in the slots, and
-    // its result is not used.
+    // Queues S = Q K^T, and loads the scales of its keys. If no tile of rows is left, the product
+    // reads whatever is in the slots, and its result is not used.
     __device__ void queue_s() {
-        if (here.more) smem.ring_k.wait(here.n);
+        if (here.more) {
+            load_scales();
+            smem.ring_k.wait(here.n);
+        }
         wgmma_fence();
         queue_product<float8, QTile, KTile>(
             rS[0], operand_q + smem.ring_q.slot(here.round) * (C::SLOT_BYTES >> 4),
             operand_k + smem.ring_k.slot(here.n) * (KTile::bytes >> 4));
         wgmma_commit();
     }
-    __device__ void wait_for_s() {
+    // A block that begins behind the last key has none: it takes those of the tile's first.
+    __device__ void load_scales() {
+        const int key = here.key_tile() * BN;
+        int keys = p.seq_kv;
+        if constexpr (BLOCKS > 1 && KV::TAILS) keys = here.work().sequence.seq_kv;
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) scale_k[b] = C::ScalesK::at(smem, here.n)[b];
-        wgmma_wait<0>();
+        for (int b = 0; b < BLOCKS; ++b) {
+            const int first = first_key + key + (key + b * BLOCK < keys ? b * BLOCK : 0);
+            scale_k[b] = load_early(p.scales_k.of(kv_head, first));
+            scale_v[b] = load_early(p.scales_v.of(kv_head, first));
+        }
     }
     // Adds P V to O in float32: the sums of wgmma have too few bits for more than a block of keys.
     // These sums take the registers of S. IN_FLIGHT units are queued first, and each of the others
     // as soon as the registers of an earlier one are free.
     using Parts = float[IN_FLIGHT][PIECE / 8][4];
-    __device__ void add_o(uint32_t present, const float (&scale)[BLOCKS]) {
+    __device__ void add_o(uint32_t present) {
         Parts parts;
         wgmma_fence();
 #pragma unroll
@@ -118,7 +127,7 @@ struct Consumer8 {
 #pragma unroll
             for (int e = 0; e < PIECE / 2; ++e) {
                 float& o = rO[0][u % C::PIECES * PIECE / 8 + e / 4][e % 4];
-                o = fmaf(parts[u % IN_FLIGHT][e / 4][e % 4], scale[u / C::PIECES], o);
+                o = fmaf(parts[u % IN_FLIGHT][e / 4][e % 4], scale_v[u / C::PIECES], o);
             }
             if (u + IN_FLIGHT < UNITS) wgmma_fence(), queue_o(parts, present, u + IN_FLIGHT);
         }
@@ -176,9 +185,11 @@ struct Consumer8 {
         here.keys.whole_end = uniform(work.keys[0].whole_end);
         here.look_up(), here.look_ahead();
         const int head = uniform(work.head), batch = KV::RAGGED ? 0 : uniform(work.batch);
+        kv_head = batch * (p.heads_q / p.group) + head / p.group;
         int first_query = 0, queries = p.seq_q;
         if constexpr (KV::RAGGED) {
             first_query = work.sequence.first_q, queries = work.sequence.seq_q;
+            first_key = uniform(work.sequence.first_k);
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

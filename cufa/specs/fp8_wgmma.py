@@ -62,7 +62,6 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
         "K and V": ring,
         "barriers": 16 * slots + 32 * v.stages,
         "work items": 2 * slots * work,
-        "scales": v.stages * 2 * v.bn // KEYS * 4,
     }
 
 
