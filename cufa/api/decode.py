@@ -189,7 +189,7 @@ def decode(
     With keys and values of 8 bits:
 
     >>> k8, scales = np.ones((2, 2, 100, 64), np.int8), np.full((2, 2, 100), 0.02, np.float32)
-    >>> cufa.decode(q, k8, k8, k_scale=scales, v_scale=scales)[0, 0, 0, :2]
+    >>> cufa.decode(q, k8, k8, k_scale=scales, v_scale=scales)[0, 0, 0, :2].round(4)
     array([0.02, 0.02], dtype=float32)
     """
     if other_names:
