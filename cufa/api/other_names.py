@@ -59,8 +59,7 @@ def arguments_of(function: Callable[..., Any], without: Iterable[str] = ()) -> C
     """Return a decorator: what it decorates is given all arguments of another function, by name.
 
     Arguments that the caller leaves out have the other function's defaults. Those that are named in
-    `without` are left out. The decorated function names all
-    arguments that have no default.
+    `without` are left out. The decorated function names all arguments that have no default.
     """
     signature = inspect.signature(function)
     kept = [p for name, p in signature.parameters.items() if name not in {*without}]
