@@ -139,7 +139,11 @@ def _differentiated(
 def _by_keys(
     weights: np.ndarray, x: np.ndarray, heads_kv: int, rounded: Any, way: str
 ) -> np.ndarray:
-    """Return weights^T x, summed over the heads of a group."""
+    """Return weights^T x, summed over the heads of a group: `stacked`, within the product."""
+    if way == "stacked":
+        of_group = (w.reshape(w.shape[0], heads_kv, -1, w.shape[3]) for w in (weights, x))
+        stacked_weights, stacked_x = of_group
+        return rounded(stacked_weights.swapaxes(-1, -2) @ stacked_x)
     by_head = rounded(_of_group(weights.swapaxes(-1, -2), x, way))
     b, hq, n, d = by_head.shape
     return by_head.reshape(b, heads_kv, hq // max(1, heads_kv), n, d).sum(axis=2)

@@ -108,11 +108,15 @@ def test_a_feature_against_differences(rng: np.random.Generator, name: str) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_several_tiles(rng: np.random.Generator, dtype: str, causal: bool) -> None:
-    """Queries and keys take several, with correlated rows: neighbours resemble each other."""
+    """Queries and keys take several, with correlated rows: neighbours resemble each other.
+
+    Scores stay below 16: with larger ones a few keys have nearly all weights, and the largest
+    error of their few sums is a matter of chance.
+    """
     sizes = (1, 2, 1, 1061, 773)
     arrays = []
     for x in drawn(rng, dtype, sizes, 40, 33):
-        smooth = np.cumsum(x.astype(np.float32), axis=2) / 16 + x.astype(np.float32) / 4
+        smooth = np.cumsum(x.astype(np.float32), axis=2) / 32 + x.astype(np.float32) / 8
         arrays.append(smooth.astype(x.dtype))
     arrays[2] = (arrays[2] + arrays[1][:, :1, :773]).astype(DTYPES[dtype])  # K is like Q
     expected = ExpectedGradients(*arrays, causal=causal)

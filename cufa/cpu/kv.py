@@ -56,9 +56,12 @@ class KV:
         return (k * scales[0], v * scales[1]) if scales else (k, v)
 
     def _rows(self, x: np.ndarray, keys: slice) -> np.ndarray:
-        """Return the rows of keys; other slots of their pages are not read."""
+        """Return the rows of keys; other slots of their pages are not read.
+
+        Rows out of pages are as far apart as in an array: BLAS may round by that distance.
+        """
         if self._table is None:
             return x[:, :, keys]
         page, slot = np.divmod(np.arange(keys.start, keys.stop), x.shape[2])
-        rows = x[self._table[page], :, slot]  # (keys, heads, head_dim)
-        return rows.swapaxes(0, 1)[None]
+        heads = np.arange(x.shape[1])[:, None]
+        return x[self._table[page], heads, slot][None]
