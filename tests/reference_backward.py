@@ -141,7 +141,8 @@ def _by_keys(
 ) -> np.ndarray:
     """Return weights^T x, summed over the heads of a group: `stacked`, within the product."""
     if way == "stacked":
-        of_group = (w.reshape(w.shape[0], heads_kv, -1, w.shape[3]) for w in (weights, x))
+        rows = weights.shape[1] // max(1, heads_kv) * weights.shape[2]
+        of_group = (y.reshape(y.shape[0], heads_kv, rows, y.shape[3]) for y in (weights, x))
         stacked_weights, stacked_x = of_group
         return rounded(stacked_weights.swapaxes(-1, -2) @ stacked_x)
     by_head = rounded(_of_group(weights.swapaxes(-1, -2), x, way))
