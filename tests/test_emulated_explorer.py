@@ -46,11 +46,11 @@ def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Jud
     def judged(form: str, host: dict[str, Any], there: dict[str, Any]) -> Verdict:
         variant = Variant.parse(form.format(score=""))
         arrays: Any = random_inputs(np.random.default_rng(3), variant.dtype, **DIMS)
-        right, of_host, beside_host = explorer._of_arrays(arrays, host, timed=False)
-        oracle = Oracle(np, right, *of_host[:3], beside_host)
+        right, of_host = explorer._of_arrays(arrays, host, timed=False)
+        oracle = Oracle(np, right, of_host)
         given: Any = tuple(map(on_gpu, arrays))
-        problem, operands, inputs = explorer._of_arrays(given, there, timed=False)
-        on_stage = subject.Stage(problem, operands, H200, inputs)
+        problem, inputs = explorer._of_arrays(given, there, timed=False)
+        on_stage = subject.Subject(problem, H200, inputs).stage()
         variant = variant._replace(score=problem.score)
         monkeypatch.setattr(subject.jit, "load", lambda *_: None)
         monkeypatch.setattr(

@@ -14,14 +14,14 @@ from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.api.other_names import names_here
-from cufa.arrays import Array, Operands, module_of_all
+from cufa.arrays import Array, module_of_all
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.inputs import Inputs, undrawn
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
-from cufa.explorer.score_inputs import ScoreInputs, undrawn
 from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
 from cufa.features.expression.tracing import trace
@@ -138,20 +138,20 @@ def explore(
             raise TypeError(f"{given} must not be given with a Problem, which says all")
         if missing := undrawn(q):
             raise ValueError(f"q: what {missing} is like is not in a Problem: give q, k and v")
-        problem, operands, inputs = checked(q), None, None
+        problem, inputs = checked(q), None
     else:
-        problem, operands, inputs = _of_arrays((q, k, v), options, timed)
+        problem, inputs = _of_arrays((q, k, v), options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
-    if check_flag("backward", backward) and operands is not None:
+    if check_flag("backward", backward) and inputs is not None:
         raise ValueError("backward: give q as a Problem, whose arrays are random")
-    subject = (GradientsOf if backward else Subject)(problem, target)
+    subject = GradientsOf(problem, target) if backward else Subject(problem, target, inputs)
     chosen = subject.variants(names, space)
     optional.cupy()
     try:
         run.build(subject, chosen)
         if timed:
-            run.measure(operands, inputs)
+            run.measure()
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
@@ -159,13 +159,13 @@ def explore(
 
 def _of_arrays(
     arrays: tuple[Any, Any, Any], options: dict[str, Any], timed: bool
-) -> tuple[Problem, Operands, ScoreInputs]:
+) -> tuple[Problem, Inputs]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
     arguments = {**_DEFAULTS, **options}
     if arguments["block_mask"] is not None:
         arguments["mask_mod"] = mask_mod_of(arguments["block_mask"], arguments["mask_mod"])
     functions = {name: arguments[name] for name in ("score_mod", "mask_mod")}
-    inputs = ScoreInputs(
+    inputs = Inputs(
         ndim=np.ndim(arrays[0]),
         arrays={name: x for name, x in arrays_of(arguments).items() if x is not None},
         traced=trace(**functions),
@@ -181,7 +181,8 @@ def _of_arrays(
         arrays = tuple(map(xp.asarray, arrays))
     arguments |= {**dict(zip("qkv", arrays, strict=True)), **inputs.arrays}
     arguments["block_mask"] = inputs.block_mask
-    return *parse(arguments, xp, inputs.traced), inputs
+    problem, operands = parse(arguments, xp, inputs.traced)
+    return problem, inputs._replace(tensors=operands[:3])
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

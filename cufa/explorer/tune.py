@@ -13,8 +13,8 @@ from cufa import tuned
 from cufa.checks import check_flag
 from cufa.device import Device
 from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.inputs import undrawn
 from cufa.explorer.run import Progress, Run
-from cufa.explorer.score_inputs import undrawn
 from cufa.explorer.space import Space
 from cufa.explorer.subject import Subject, duel_of, free_memory
 from cufa.explorer.table import aligned, problem_text, tile_text
