@@ -77,8 +77,8 @@ def test_what_stands_beside(
         options, there = score_mods.made(rng, name, SIZES, xp.asarray)
     b, hq, hk, sq, sk = SIZES
     inputs = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=16)
-    given = tuple(map(xp.asarray, inputs))
-    problem, given_ones = _of_arrays(given, dict(there), timed=False)  # type: ignore[arg-type]
+    given = dict(zip("qkv", map(xp.asarray, inputs), strict=True))
+    problem, given_ones = _of_arrays(given, dict(there), timed=False)
     judge = Oracle(xp, problem, given_ones)
     expected, _ = oracle(*inputs, **options)
     for out in (expected.astype(inputs[0].dtype), twin(*inputs, **options)):
@@ -91,7 +91,7 @@ def test_what_stands_beside(
 
 def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
     inputs = random_inputs(rng, "float16", b=2, hq=3, sq=40, sk=90, d=16)
-    given = tuple(map(xp.asarray, inputs))
+    given = dict(zip("qkv", map(xp.asarray, inputs), strict=True))
     options = {"dropout_p": 0.4, "causal": True}
     for seed, right in ((5, True), (6, False)):
         problem, given_ones = _of_arrays(given, {**options, "seed": seed}, timed=False)

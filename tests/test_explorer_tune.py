@@ -136,7 +136,7 @@ def test_a_faster_variant_wins(world: World) -> None:
     assert row.winner_us == pytest.approx(200 / 1.04)
     key = problem_class(PROBLEM, GPU)
     assert found.entries() == {key: Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))}
-    assert tile_text(FAST) in str(found)
+    assert tile_text(FAST) in str(found.lines())
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["winner"] == str(FAST)
 
 
@@ -233,7 +233,7 @@ def test_failures_do_not_stop_the_others(world: World) -> None:
     found = run(PROBLEM, longer)
     assert [row.problem for row in found.rows] == [longer]
     assert found.failures == {PROBLEM: "out of memory"}
-    assert "out of memory" in str(found)
+    assert "out of memory" in str(found.lines())
     assert found.to_dict()["failures"][0]["why"] == "out of memory"
 
 
@@ -328,7 +328,7 @@ def test_gradients_are_raced_and_planned(world: World) -> None:
     (row,) = found.rows
     assert (row.planned, row.winner, row.ratio) == (planned, fast, 1.1)
     assert world.compiled == [planned, wrong, fast, *others]
-    assert tile_text(fast) in str(found)
+    assert tile_text(fast) in str(found.lines())
     assert found.to_dict()["rows"][0]["class"]["backward"]
     forward = with_table(PROBLEM)
     found.store("cufa tune --backward")

@@ -24,10 +24,9 @@ from cufa.problem.extras import Extras
 from cufa.problem.parse_backward import TENSORS, Gradients, Results
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.template_arguments import NUMBERS
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
-
-_AXES = ("bm", "bn", "stages", "warps", "blocks_per_sm")
 
 
 class GradientsOf(Subject):
@@ -47,7 +46,7 @@ class GradientsOf(Subject):
         space = {} if space is None else space
         if not isinstance(space, Mapping):
             raise TypeError("space: with backward it must map template arguments to values")
-        values = list(combinations(checked_space(space, _AXES, ", of gradients")))
+        values = list(combinations(checked_space(space, NUMBERS[2:], ", of gradients")))
         first = self.planned(())
         tables = BACKWARD_KERNELS[first.kernel].tile_tables.values()
         shapes = (shape for table in tables for tiles in table.values() for shape in tiles)

@@ -17,7 +17,7 @@ from cufa.explorer.inputs import undrawn
 from cufa.explorer.run import Progress, Run
 from cufa.explorer.space import Space
 from cufa.explorer.subject import Subject, duel_of, free_memory
-from cufa.explorer.table import aligned, problem_text, tile_text
+from cufa.explorer.table import problem_text, tile_text
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
@@ -87,10 +87,6 @@ class Tuning:
         """
         done = {row.problem_class for row in self.rows}
         return tuned.store(self.device, self.entries(), command, drop=done)
-
-    def __str__(self) -> str:
-        """Return a table as plain text."""
-        return aligned(self.lines())
 
     def lines(self) -> list[tuple[str, ...]]:
         """Return headings and a line a problem as text; the last cell says what failed."""
