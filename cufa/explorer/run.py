@@ -14,9 +14,8 @@ from cufa.compiler.nvrtc import Compiled
 from cufa.explorer import build
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
-from cufa.explorer.knockout import knock_out
 from cufa.explorer.oracle import Verdict, same_bits
-from cufa.explorer.race import Race, Time
+from cufa.explorer.race import Race, Time, knock_out
 from cufa.explorer.result import Row
 from cufa.explorer.subject import Stage, Subject
 from cufa.explorer.work import shortest_s

@@ -16,8 +16,8 @@ from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, Clock, CudaClock
-from cufa.explorer.knockout import Effort, knock_out
 from cufa.explorer.oracle import Oracle
+from cufa.explorer.race import Effort, knock_out
 from cufa.explorer.space import variants
 from cufa.explorer.subject import Stage, Subject
 from cufa.planner.plan import plan_tiles
