@@ -23,9 +23,9 @@ from cufa.cli import machine, parser, table
 from cufa.cli.values import axis, count, kernel, output, picture, variant
 from cufa.cli.watch import watch
 from cufa.device import Device
-from cufa.explorer.exploration import Exploration, Interrupted, heading
+from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.space import Space, variants
-from cufa.explorer.table import lines
+from cufa.explorer.table import heading, lines
 from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 

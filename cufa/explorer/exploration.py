@@ -1,4 +1,4 @@
-"""The result of `cufa.explore`, and its exports as text, JSON, CSV and a figure."""
+"""The result of `cufa.explore`: findings, and their exports as text, JSON, CSV and a figure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import csv
 import io
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cufa.device import Device
 from cufa.explorer.plot import figure
-from cufa.explorer.result import Row, ranked
-from cufa.explorer.table import aligned, counted, lines, problem_text
-from cufa.problem.problem import Problem
+from cufa.explorer.result import Findings, Row
+from cufa.explorer.table import aligned, heading, lines
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -42,8 +39,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-@dataclass(repr=False, eq=False, kw_only=True)
-class Exploration:
+class Exploration(Findings):
     """The result of `cufa.explore`.
 
     Attributes
@@ -66,26 +62,6 @@ class Exploration:
     date : str
         ISO day.
     """
-
-    problem: Problem
-    device: Device
-    arch: str
-    rows: list[Row]
-    planned: Variant
-    compiler: str
-    ceilings: dict[str, float] | None
-    seconds: float
-    date: str
-
-    def __post_init__(self) -> None:
-        """Bring the rows into order."""
-        self.rows = ranked(self.rows)
-
-    @property
-    def best(self) -> Row | None:
-        """The fastest variant that is correct, or None where nothing was timed."""
-        timed = (row for row in self.rows if row.median_us is not None and row.error is None)
-        return next((row for row in timed if row.correct is not False), None)
 
     def __repr__(self) -> str:
         """One line."""
@@ -175,15 +151,6 @@ class Exploration:
         if path is not None:
             drawn.savefig(path, dpi=150)
         return drawn
-
-
-def heading(found: Exploration) -> str:
-    """Return two lines on what was explored, and where."""
-    return (
-        f"{problem_text(found.problem)}\n"
-        f"{counted(len(found.rows), 'variant')} for {found.arch} ({found.device.name}), "
-        f"{found.compiler}, {found.seconds:.0f} s; planned: {found.planned}"
-    )
 
 
 def _written(content: str, path: str | Path | None) -> str:

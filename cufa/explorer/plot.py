@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cufa import optional
-from cufa.explorer.result import Row
+from cufa.explorer.result import Findings, Row
 from cufa.explorer.table import flags, problem_text
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from cufa.explorer.exploration import Exploration
 
 # Okabe and Ito's colours, which also colour-blind readers tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
@@ -26,7 +24,7 @@ _SPREAD = 0.6
 _Height = Callable[[Row], float]
 
 
-def figure(findings: Exploration) -> Figure:
+def figure(findings: Findings) -> Figure:
     """Draw the findings: times and a roofline, or registers and occupancy without timings.
 
     ImportError without matplotlib.
@@ -84,7 +82,7 @@ def _words(variant: Variant) -> str:
     return f"{v.bm}x{v.bn}, {v.stages} st., {v.warps} w. {flags(v)}".rstrip()
 
 
-def _draw_tiles(axes: Axes, findings: Exploration, rows: list[Row], label: str, y: _Height) -> None:
+def _draw_tiles(axes: Axes, findings: Findings, rows: list[Row], label: str, y: _Height) -> None:
     """Draw a point a variant: those of a tile next to each other, above the tile's name."""
     rows = sorted(rows, key=lambda row: (*_look(row.variant), row.variant.blocks_per_sm))
     tiles = sorted({_tile(row.variant) for row in rows})
@@ -130,7 +128,7 @@ def _draw_tiles(axes: Axes, findings: Exploration, rows: list[Row], label: str, 
     _finish(axes, "tile, bm x bn", label)
 
 
-def _draw_roofline(axes: Axes, findings: Exploration, rows: list[Row]) -> None:
+def _draw_roofline(axes: Axes, findings: Findings, rows: list[Row]) -> None:
     """Draw each variant's speed under the ceilings, where they were measured."""
     best, ceilings = findings.best, findings.ceilings
     speeds = [row.tflops or 0.0 for row in rows]

@@ -1,10 +1,13 @@
-"""A row for each variant of an exploration, and their order: the best first."""
+"""The findings of an exploration: a row a variant, the best first."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cufa.device import Device
+from cufa.problem.problem import Problem
 from cufa.specs.variant import Variant
 
 
@@ -84,3 +87,28 @@ def ranked(rows: list[Row]) -> list[Row]:
         return 1, math.inf, *costs, row.variant
 
     return sorted(rows, key=place)
+
+
+@dataclass(repr=False, eq=False, kw_only=True)
+class Findings:
+    """The data of an `Exploration`, which says what they are."""
+
+    problem: Problem
+    device: Device
+    arch: str
+    rows: list[Row]
+    planned: Variant
+    compiler: str
+    ceilings: dict[str, float] | None
+    seconds: float
+    date: str
+
+    def __post_init__(self) -> None:
+        """Bring the rows into order."""
+        self.rows = ranked(self.rows)
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest variant that is correct, or None where nothing was timed."""
+        timed = (row for row in self.rows if row.median_us is not None and row.error is None)
+        return next((row for row in timed if row.correct is not False), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cufa.explorer.result import Row
+from cufa.explorer.result import Findings, Row
 from cufa.problem.problem import Problem
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
@@ -105,3 +105,12 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number of things: "1 kernel", "2 kernels"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def heading(findings: Findings) -> str:
+    """Return two lines on what was explored, and where."""
+    return (
+        f"{problem_text(findings.problem)}\n"
+        f"{counted(len(findings.rows), 'variant')} for {findings.arch} ({findings.device.name}), "
+        f"{findings.compiler}, {findings.seconds:.0f} s; planned: {findings.planned}"
+    )
