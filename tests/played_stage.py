@@ -10,10 +10,9 @@ import numpy as np
 from reference import oracle, random_inputs
 
 from cufa.arrays import Operands
-from cufa.device import Device
+from cufa.explorer.inputs import Inputs
 from cufa.explorer.oracle import Oracle
-from cufa.explorer.score_inputs import ScoreInputs
-from cufa.problem.problem import Problem
+from cufa.explorer.subject import Subject
 from cufa.specs.variant import Variant
 
 CEILINGS = {"read_gbs": 4000.0, "copy_gbs": 4000.0, "gemm_tflops": 700.0}
@@ -30,20 +29,14 @@ class PlayedStage:
     errors = (RuntimeError, MemoryError)
     broken = False
 
-    def __init__(
-        self,
-        problem: Problem,
-        operands: Operands | None,
-        device: Device,
-        score_inputs: ScoreInputs | None = None,
-    ) -> None:
-        self.problem = p = problem
+    def __init__(self, subject: Subject) -> None:
+        self.problem = p = subject.problem
         sizes = {"b": p.batch, "hq": p.heads_q, "hk": p.heads_kv, "sq": p.seq_q, "sk": p.seq_kv}
         inputs = random_inputs(
             np.random.default_rng(3), p.dtype, **sizes, d=p.head_dim, dv=p.head_dim_v
         )
         right = oracle(*inputs, causal=p.causal)[0].astype(inputs[0].dtype)
-        self.inputs = score_inputs or ScoreInputs()
+        self.inputs = (subject.inputs or Inputs())._replace(tensors=inputs)
         self.operands = Operands(*inputs, np.empty_like(right))
         self.results = self.repeated = (self.operands.out,)
         self.right = right
@@ -52,7 +45,7 @@ class PlayedStage:
 
     def judge(self) -> Any:
         """Return the judge of results."""
-        return Oracle(np, self.problem, *self.operands[:3], self.inputs).judge
+        return Oracle(np, self.problem, self.inputs).judge
 
     def said(self, variant: Variant, cubin: bytes) -> str:
         """Return what a variant does."""

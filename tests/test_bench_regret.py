@@ -19,6 +19,7 @@ from test_bench_tables import page_of
 from cufa import device as devices
 from cufa.compiler.nvrtc import CompileError
 from cufa.explorer.clock import Call
+from cufa.explorer.subject import Subject
 from cufa.planner.plan import plan_tiles
 from cufa.specs.variant import Variant
 
@@ -106,7 +107,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return told.get((variant.bm, variant.bn), "right 3")
 
     planned = plan_tiles(CELL.problem, H200).variant
-    clock = PlayedStage(CELL.problem, None, H200).clock(0)
+    clock = PlayedStage(Subject(CELL.problem, H200)).clock(0)
     monkeypatch.setattr(regret.devices, "current", lambda: H200)
     monkeypatch.setattr(regret, "Stage", PlayedStage)
     monkeypatch.setattr(regret, "CudaClock", lambda rest_s: clock)

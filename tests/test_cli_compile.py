@@ -17,7 +17,7 @@ from played_gpu import on_gpu
 import cufa
 from cufa import cli, device, disk_cache, tuned
 from cufa.cli import compile as compile_command
-from cufa.cli import disassembler
+from cufa.cli import inspect
 from cufa.compiler import cubins, elf, jit, nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built
@@ -423,7 +423,7 @@ def no_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr(disassembler, "_packages", lambda: [])
+    monkeypatch.setattr(inspect, "_packages", lambda: [])
     (tmp_path / "bin").mkdir()
     return tmp_path / "bin"
 
@@ -460,7 +460,7 @@ def test_the_disassembler_of_a_toolkit(no_disassembler: Path, capsys: Captured) 
 def test_sass_for_real(capsys: Captured) -> None:
     pytest.importorskip("cupy")
     try:
-        disassembler.find()
+        inspect._disassembler()
     except cli.parser.CommandError as failure:
         pytest.skip(str(failure))
     assert cli.main(["inspect", str(VARIANT), "--arch", "sm_90", "--sass"]) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,10 @@ DIMS = {"b": 2, "hq": 8, "hk": 2, "sq": 13, "sk": 250, "d": 64}
 H200 = device.named("h200")
 
 
+def named(tensors: Iterable[Any]) -> dict[str, Any]:
+    return dict(zip("qkv", tensors, strict=True))
+
+
 Judged = Callable[[str, dict[str, Any], dict[str, Any]], Verdict]
 
 
@@ -46,11 +50,10 @@ def judged(gpu: Gpu, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Jud
     def judged(form: str, host: dict[str, Any], there: dict[str, Any]) -> Verdict:
         variant = Variant.parse(form.format(score=""))
         arrays: Any = random_inputs(np.random.default_rng(3), variant.dtype, **DIMS)
-        right, of_host, beside_host = explorer._of_arrays(arrays, host, timed=False)
-        oracle = Oracle(np, right, *of_host[:3], beside_host)
-        given: Any = tuple(map(on_gpu, arrays))
-        problem, operands, inputs = explorer._of_arrays(given, there, timed=False)
-        on_stage = subject.Stage(problem, operands, H200, inputs)
+        right, of_host = explorer._of_arrays(named(arrays), host, timed=False)
+        oracle = Oracle(np, right, of_host)
+        problem, inputs = explorer._of_arrays(named(map(on_gpu, arrays)), there, timed=False)
+        on_stage = subject.Subject(problem, H200, inputs).stage()
         variant = variant._replace(score=problem.score)
         monkeypatch.setattr(subject.jit, "load", lambda *_: None)
         monkeypatch.setattr(

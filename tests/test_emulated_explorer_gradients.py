@@ -37,11 +37,12 @@ def test_a_tile_that_is_not_the_planned_one(
     has_sinks = options.pop("sinks", False)
     problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options)
     problem = problem.reading("Sinks") if has_sinks else problem
-    on_stage = GradientStage(problem, A100)
-    host = tuple(x.get() for x in on_stage.arrays)
+    on_stage = GradientStage(GradientsOf(problem, A100))
     inputs = on_stage.inputs
+    tensors = tuple(x.get() for x in inputs.tensors)
     arrays = {name: x.get() for name, x in inputs.arrays.items()}
-    oracle = GradientOracle(np, problem, host, inputs._replace(arrays=arrays))
+    host = inputs._replace(tensors=tensors, arrays=arrays)
+    oracle = GradientOracle(np, problem, on_stage.dout.get(), host)
     space = {"warps": (4,), "blocks_per_sm": (1,)}
     planned, *others = GradientsOf(problem, A100).variants(None, space)
     asked: list[str] = []

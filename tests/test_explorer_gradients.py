@@ -17,10 +17,10 @@ from cufa.device import Device
 from cufa.explorer import gradients
 from cufa.explorer.gradient_oracle import GradientOracle
 from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.inputs import Inputs
 from cufa.explorer.oracle import Verdict
 from cufa.explorer.result import Row
 from cufa.explorer.run import Run
-from cufa.explorer.score_inputs import ScoreInputs
 from cufa.planner.backward import backward_plan
 from cufa.planner.backward_model import flops
 from cufa.problem.problem import Problem
@@ -67,7 +67,7 @@ def test_right_is_told_from_wrong(
     call = {**values, **given, **({"seed": 0} if "dropout_p" in values else {})}
     out, lse = cufa.attention(q, k, v, return_lse=True, **call)
     right = cufa.attention_backward(dout, q, k, v, out, lse, **call)
-    oracle = GradientOracle(np, problem, (dout, q, k, v), ScoreInputs(arrays=given))
+    oracle = GradientOracle(np, problem, dout, Inputs((q, k, v), arrays=given))
     assert oracle.judge(*right).complaint is None
     for i, name in enumerate("qkv"):
         wrong = [x.copy() for x in right]
@@ -129,9 +129,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a run that has measured three tiles, one of which is wrong."""
 
     class Stage(PlayedStage):
-        def __init__(self, problem: Problem, gpu: Device) -> None:
-            super().__init__(problem, None, gpu)
-
         def judge(self) -> Any:
             return lambda out: Verdict(0.1, "dk: error" if out[0, 0, 0, 0] > 100 else None)
 

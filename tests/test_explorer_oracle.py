@@ -15,8 +15,8 @@ from score_arrays import FEATURES, options_of
 import cufa
 from cufa.explorer import _of_arrays
 from cufa.explorer import oracle as explorer_oracle
+from cufa.explorer.inputs import Inputs, drawn
 from cufa.explorer.oracle import Oracle, same_bits, sampled_heads, sampled_rows
-from cufa.explorer.score_inputs import ScoreInputs, drawn
 from cufa.features.dropout import Dropout
 from cufa.problem.problem import Problem
 
@@ -37,8 +37,8 @@ def judge_of(
 ) -> tuple[Oracle, np.ndarray, tuple[np.ndarray, ...]]:
     """Return the oracle of random inputs, the tests' float64 result, and the inputs."""
     inputs = random_inputs(np.random.default_rng(7), dtype, **shape)  # type: ignore[arg-type]
-    q, k, v = map(xp.asarray, inputs)
-    found = Oracle(xp, problem_of(*inputs, dtype, **options), q, k, v, ScoreInputs())
+    given = Inputs(tuple(map(xp.asarray, inputs)))
+    found = Oracle(xp, problem_of(*inputs, dtype, **options), given)
     return found, oracle(*inputs, **options)[0], inputs
 
 
@@ -77,9 +77,9 @@ def test_what_stands_beside(
         options, there = score_mods.made(rng, name, SIZES, xp.asarray)
     b, hq, hk, sq, sk = SIZES
     inputs = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=sk, d=16)
-    given = tuple(map(xp.asarray, inputs))
-    problem, operands, score_inputs = _of_arrays(given, dict(there), timed=False)  # type: ignore[arg-type]
-    judge = Oracle(xp, problem, *operands[:3], score_inputs)
+    given = dict(zip("qkv", map(xp.asarray, inputs), strict=True))
+    problem, given_ones = _of_arrays(given, dict(there), timed=False)
+    judge = Oracle(xp, problem, given_ones)
     expected, _ = oracle(*inputs, **options)
     for out in (expected.astype(inputs[0].dtype), twin(*inputs, **options)):
         assert judge.judge(xp.asarray(out)).complaint is None
@@ -91,13 +91,13 @@ def test_what_stands_beside(
 
 def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
     inputs = random_inputs(rng, "float16", b=2, hq=3, sq=40, sk=90, d=16)
-    given = tuple(map(xp.asarray, inputs))
+    given = dict(zip("qkv", map(xp.asarray, inputs), strict=True))
     options = {"dropout_p": 0.4, "causal": True}
     for seed, right in ((5, True), (6, False)):
-        problem, operands, score_inputs = _of_arrays(given, {**options, "seed": seed}, timed=False)
+        problem, given_ones = _of_arrays(given, {**options, "seed": seed}, timed=False)
         keep = cufa.dropout_mask((2, 3, 40, 90), 0.4, 5) / Dropout(0.4).keep
         out = oracle(*inputs, causal=True, keep=keep)[0].astype(np.float16)
-        judge = Oracle(xp, problem, *operands[:3], score_inputs)
+        judge = Oracle(xp, problem, given_ones)
         assert (judge.judge(xp.asarray(out)).complaint is None) == right
 
 
@@ -105,11 +105,10 @@ def test_dropped_weights(xp: ModuleType, rng: np.random.Generator) -> None:
 def test_what_is_drawn_beside(xp: ModuleType, rng: np.random.Generator, name: str) -> None:
     inputs = random_inputs(rng, "float32", b=2, hq=4, sq=60, sk=130, d=16)
     problem = problem_of(*inputs, "float32").reading(name)
-    score_inputs = drawn(problem, xp)
-    (argument,) = score_inputs.arrays
-    array = score_inputs.arrays[argument]
-    q, k, v = map(xp.asarray, inputs)
-    judge = Oracle(xp, problem, q, k, v, score_inputs)
+    drawn_ones = drawn(problem, xp)
+    ((argument, array),) = drawn_ones.arrays.items()
+    given = drawn_ones._replace(tensors=tuple(map(xp.asarray, inputs)))
+    judge = Oracle(xp, problem, given)
     host: Any = {argument: array if xp is np else array.get()}
     out = oracle(*inputs, **host)[0].astype(np.float32)
     assert judge.judge(xp.asarray(out)).complaint is None
@@ -185,8 +184,8 @@ def test_rows_without_a_key_are_zero(xp: ModuleType) -> None:
 
 def test_nan_outside_the_sample_is_found(xp: ModuleType) -> None:
     inputs = random_inputs(np.random.default_rng(1), "float32", sq=9001, sk=2, d=8, hq=7)
-    q, k, v = map(xp.asarray, inputs)
-    judge = Oracle(xp, problem_of(*inputs, "float32"), q, k, v, ScoreInputs())
+    given = Inputs(tuple(map(xp.asarray, inputs)))
+    judge = Oracle(xp, problem_of(*inputs, "float32"), given)
     out = oracle(*inputs)[0].astype(np.float32)
     assert judge.judge(xp.asarray(out)).complaint is None
     out[0, 1, 77] = np.nan  # a head that is not among the sampled
@@ -207,9 +206,9 @@ def test_inputs_must_be_finite(xp: ModuleType, bad: float) -> None:
     q, k, v = random_inputs(np.random.default_rng(2), "float16", sq=9, d=8)
     k[0, 0, 4, 4] = bad
     problem = problem_of(q, k, v, "float16")
-    q, k, v = map(xp.asarray, (q, k, v))
+    given = Inputs(tuple(map(xp.asarray, (q, k, v))))
     with pytest.raises(ValueError, match="finite"):
-        Oracle(xp, problem, q, k, v, ScoreInputs())
+        Oracle(xp, problem, given)
 
 
 def test_same_bits(xp: ModuleType) -> None:
@@ -243,7 +242,7 @@ def test_sampled_rows_reach_every_row_of_a_tile(seq: int, pairs: int) -> None:
 def test_allows_what_the_tests_allow(dtype: str, sq: int, sk: int, d: int) -> None:
     for seed in range(3):
         inputs = random_inputs(np.random.default_rng(seed), dtype, sq=sq, sk=sk, d=d)
-        judge = Oracle(np, problem_of(*inputs, dtype), *inputs, inputs=ScoreInputs())
+        judge = Oracle(np, problem_of(*inputs, dtype), Inputs(inputs))
         error = float(np.abs(twin(*inputs).astype(np.float64) - oracle(*inputs)[0]).max())
         assert 1.0 < judge._bound / error < 7
         assert judge.judge(cufa.attention(*inputs)).complaint is None

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cufa.explorer.clock import Call, CudaClock, Reading
-from cufa.explorer.knockout import Effort, knock_out
-from cufa.explorer.race import Race, Time, duel, order_of
+from cufa.explorer.race import Effort, Race, Time, duel, knock_out, order_of
 
 
 class FakeClock:

@@ -10,11 +10,12 @@ from played_stage import CEILINGS, PlayedStage
 from reference import random_inputs
 
 from cufa import device as devices
-from cufa.arrays import Operands, as_bhsd
+from cufa.arrays import as_bhsd
 from cufa.compiler import nvrtc
 from cufa.device import Device
 from cufa.explorer import run as module
 from cufa.explorer import subject
+from cufa.explorer.inputs import Inputs
 from cufa.explorer.race import Race
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
@@ -62,7 +63,7 @@ def compiled_run(*cubins: str, progress: Any = None) -> Run:
 def measured(*cubins: str) -> tuple[Run, list[Row]]:
     """Return the run, and the rows of its variants in their order."""
     run = compiled_run(*cubins)
-    run.measure(None)
+    run.measure()
     return run, [run.rows[variant_of(16 * i)] for i in range(1, len(cubins) + 1)]
 
 
@@ -108,7 +109,7 @@ def test_race_fills_in_the_times(played: list[PlayedStage]) -> None:
 def test_steps() -> None:
     steps: list[Progress] = []
     run = compiled_run("right 2.0", "right 1.0", "wrong", progress=steps.append)
-    run.measure(None)
+    run.measure()
     assert [(step.stage, step.done, step.total) for step in steps] == [
         *(("check", n, 3) for n in (1, 2, 3)),
         *(("time", n, 2) for n in (1, 2)),
@@ -132,7 +133,7 @@ def test_an_interrupt_keeps_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "knock_out", interrupted)
     run = compiled_run("right 2.0", "right 1.0")
     with pytest.raises(KeyboardInterrupt):
-        run.measure(None)
+        run.measure()
     assert [row.median_us for row in run.rows.values()] == [2000, 1000]
     assert [row.spread for row in run.rows.values()] == [None, None]
 
@@ -143,7 +144,7 @@ def test_errors_of_the_caller_come_through() -> None:
         raise KeyError("the caller's")
 
     with pytest.raises(KeyError):
-        compiled_run("right", progress=progress).measure(None)
+        compiled_run("right", progress=progress).measure()
 
 
 def test_nothing_to_measure(played: list[PlayedStage]) -> None:
@@ -197,12 +198,12 @@ def gpu_of(cupy: Any) -> Device:
 
 
 def run_on(
-    device: Device, problem: Problem, cubins: dict[Variant, bytes], operands: Operands | None = None
+    device: Device, problem: Problem, cubins: dict[Variant, bytes], inputs: Inputs | None = None
 ) -> Run:
     run = Run(None, None)
     run.compiled = {variant: (Row(variant), cubin) for variant, cubin in cubins.items()}
-    run.build(Subject(problem, device), list(cubins))
-    run.measure(operands)
+    run.build(Subject(problem, device, inputs), list(cubins))
+    run.measure()
     return run
 
 
@@ -245,7 +246,7 @@ def test_given_arrays_on_a_gpu(cupy: Any) -> None:
     problem = Problem.of_shapes(q.shape, k.shape, v.shape, dtype="bfloat16")
     variant = Variant("fa2_mma", "bfloat16", 64, 64, 64, 64, 2, 4, 1)
     cubins = cubins_of(device, variant)
-    row = run_on(device, problem, cubins, Operands(q, k, v, None)).rows[variant]
+    row = run_on(device, problem, cubins, Inputs((q, k, v))).rows[variant]
     assert (row.correct, row.error) == (True, None)
     pair = variant, cubins[variant]
     assert min(duel_of(Subject(problem, device), pair, pair)) > 0

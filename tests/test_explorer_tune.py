@@ -15,13 +15,11 @@ import cufa
 from cufa import device as devices
 from cufa import tuned
 from cufa.compiler.nvrtc import Compiled, CompileError
-from cufa.device import Device
 from cufa.explorer import build, gradients, subject, tune
 from cufa.explorer.build import Built
 from cufa.explorer.gradients import GradientsOf
 from cufa.explorer.race import Duel
 from cufa.explorer.run import Progress
-from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.standard import standard_problems
 from cufa.explorer.subject import Subject
 from cufa.explorer.table import tile_text
@@ -80,14 +78,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
 
     class Stage(PlayedStage):
-        def __init__(
-            self, problem: Problem, operands: None, device: Device, inputs: ScoreInputs | None
-        ) -> None:
-            if problem in world.fails:
+        def __init__(self, of: Subject) -> None:
+            if of.problem in world.fails:
                 raise MemoryError("out of memory")
-            if problem == world.interrupt_at:
+            if of.problem == world.interrupt_at:
                 raise KeyboardInterrupt
-            super().__init__(TINY, operands, device)
+            super().__init__(Subject(TINY, of.device))
 
         def said(self, variant: Variant, cubin: bytes) -> str:
             assert cubin == str(variant).encode()
@@ -96,9 +92,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             if variant in world.errors:
                 return f"error {world.errors[variant]}"
             return f"right {world.us.get(variant, 500.0) / 1e3}"
-
-    def of_gradients(problem: Problem, device: Device) -> Stage:
-        return Stage(problem, None, device, None)
 
     def duel_of(subject: Subject, first: Contestant, second: Contestant) -> Duel:
         ratio = world.ratios.get((subject.problem, second[0]), 1.0)
@@ -116,7 +109,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(devices, "of_id", lambda device_id: GPU)
     monkeypatch.setattr(subject, "Stage", Stage)
-    monkeypatch.setattr(gradients, "GradientStage", of_gradients)
+    monkeypatch.setattr(gradients, "GradientStage", Stage)
     monkeypatch.setattr(tune, "duel_of", duel_of)
     monkeypatch.setattr(tune, "free_memory", lambda: None)
     monkeypatch.setattr(build, "compile_all", compile_all)
@@ -143,7 +136,7 @@ def test_a_faster_variant_wins(world: World) -> None:
     assert row.winner_us == pytest.approx(200 / 1.04)
     key = problem_class(PROBLEM, GPU)
     assert found.entries() == {key: Entry("fa2_mma", TileShape(64, 96, 2, 4, 2))}
-    assert tile_text(FAST) in str(found)
+    assert tile_text(FAST) in str(found.lines())
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["winner"] == str(FAST)
 
 
@@ -240,7 +233,7 @@ def test_failures_do_not_stop_the_others(world: World) -> None:
     found = run(PROBLEM, longer)
     assert [row.problem for row in found.rows] == [longer]
     assert found.failures == {PROBLEM: "out of memory"}
-    assert "out of memory" in str(found)
+    assert "out of memory" in str(found.lines())
     assert found.to_dict()["failures"][0]["why"] == "out of memory"
 
 
@@ -335,7 +328,7 @@ def test_gradients_are_raced_and_planned(world: World) -> None:
     (row,) = found.rows
     assert (row.planned, row.winner, row.ratio) == (planned, fast, 1.1)
     assert world.compiled == [planned, wrong, fast, *others]
-    assert tile_text(fast) in str(found)
+    assert tile_text(fast) in str(found.lines())
     assert found.to_dict()["rows"][0]["class"]["backward"]
     forward = with_table(PROBLEM)
     found.store("cufa tune --backward")

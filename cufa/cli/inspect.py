@@ -13,14 +13,22 @@ Examples
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
-from cufa.cli import disassembler, machine, table
+from cufa.cli import machine, table
 from cufa.cli.parser import CommandError, Parser, add_device, add_flag
 from cufa.cli.values import variant
 from cufa.compiler import nvrtc, source
 from cufa.device import Device
 from cufa.explorer.occupancy import resident_blocks
 from cufa.specs.variant import Variant
+
+_TOOL = "nvdisasm"
 
 
 def add(parser: Parser) -> None:
@@ -38,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.source:
         print(instantiated(options.variant))
         return 0
-    tool = disassembler.find() if options.sass else ""
+    tool = _disassembler() if options.sass else ""
     machine.check_compiler()
     device = machine.chosen_gpu(options)
     complaint = options.variant.illegal(device)
@@ -48,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         print(nvrtc.ptx(options.variant, device.arch))
     elif options.sass:
         compiled = nvrtc.compile_variant(options.variant, device.arch)
-        print(disassembler.sass(tool, compiled.cubin))
+        print(_sass(tool, compiled.cubin))
     else:
         _print_figures(options.variant, device)
     return 0
@@ -77,3 +85,34 @@ def _print_figures(variant: Variant, device: Device) -> None:
             ("code", f"{compiled.code_bytes} bytes"),
         )
     )
+
+
+def _packages() -> list[Path]:
+    """Return the folders of programs in the pip packages of CUDA, the newest CUDA first."""
+    shared = importlib.util.find_spec("nvidia")  # a namespace of all of them
+    places = shared.submodule_search_locations if shared else None
+    return [folder for place in places or () for folder in sorted(Path(place).glob("*/bin"))[::-1]]
+
+
+def _disassembler() -> str:
+    """Return the path of nvdisasm: on PATH, in a CUDA toolkit, or of the pip package.
+
+    cuobjdump needs it too, so there is no use in looking for that.
+    """
+    homes = filter(None, map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")))
+    folders = os.pathsep.join([*(f"{home}/bin" for home in homes), *map(str, _packages())])
+    program = shutil.which(_TOOL) or shutil.which(_TOOL, path=folders)
+    if program is None:
+        raise CommandError(f"{_TOOL} is needed for SASS: pip install nvidia-cuda-nvdisasm")
+    return program
+
+
+def _sass(tool: str, cubin: bytes) -> str:
+    """Return the machine code of a cubin as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{tool}: {done.stderr or done.stdout}")
+    return done.stdout

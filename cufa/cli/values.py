@@ -6,7 +6,6 @@ import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_type_hints
 
 from cufa import device as devices
 from cufa import optional
@@ -14,14 +13,14 @@ from cufa.features.part import Part
 from cufa.features.parts import PARTS
 from cufa.features.user_functions import BLOCKS
 from cufa.specs import ATTENTION_KERNELS, KERNELS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.template_arguments import NUMBERS
 from cufa.specs.variant import Variant
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, Shape, Shape]
 """Shapes of q, k and v."""
 
-_ARGUMENTS = {"head_dim": int, "head_dim_v": int, **get_type_hints(TileShape)}
+_ARGUMENTS = (*NUMBERS, "ping_pong")
 
 
 def shapes_of(q: Shape, k: Shape | None = None, v: Shape | None = None) -> Shapes:
@@ -130,7 +129,7 @@ def axis(text: str) -> tuple[str, list[int]]:
         )
     if not equals:
         raise ArgumentTypeError(f"{text!r} has no values: {name}=64,128 would have two")
-    read = truth if _ARGUMENTS[name] is bool else count
+    read = count if name in NUMBERS else truth
     return name, [read(word) for word in values.split(",")]
 
 

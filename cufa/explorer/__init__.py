@@ -14,27 +14,20 @@ from cufa.api.attention import attention
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.options import Causal, Layout, UserFunction, Window
 from cufa.api.other_names import names_here
-from cufa.arrays import Array, Operands, module_of_all
+from cufa.arrays import Array, module_of_all
 from cufa.checks import check_flag, check_seed
 from cufa.device import Device
 from cufa.explorer.exploration import Exploration, Interrupted
 from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.inputs import Inputs, undrawn
 from cufa.explorer.result import Row
 from cufa.explorer.run import Progress, Run
-from cufa.explorer.score_inputs import ScoreInputs, undrawn
 from cufa.explorer.space import Space, checked_kernels
 from cufa.explorer.subject import Subject
 from cufa.features.expression.tracing import trace
 from cufa.problem.extras import arrays_of
 from cufa.problem.parse import parse
 from cufa.problem.problem import Problem, checked
-
-_DEFAULTS: dict[str, Any] = {
-    name: each.default
-    for name, each in inspect.signature(attention).parameters.items()
-    if name not in ("q", "out")
-}
-"""The arguments of `cufa.attention`, which a Problem takes the place of."""
 
 __all__ = ["Exploration", "Interrupted", "Progress", "Row", "explore"]
 
@@ -128,60 +121,64 @@ def explore(
     >>> space = {"bm": (128,), "bn": (64, 80), "stages": (2,)}
     >>> found = cufa.explore(problem, space=space, arch="sm_90a")  # doctest: +SKIP
     """
-    options = {n: value for n, value in locals().items() if n in _DEFAULTS and value is not None}
+    given = {name: value for name, value in locals().items() if value is not None}
+    of_call = inspect.signature(attention).parameters  # which a Problem takes the place of
+    options = {name: given[name] for name in of_call if name in given and name != "q"}
     names = None if kernels is None else checked_kernels(kernels)
     run = Run(jobs, progress)
     target, timed = _target(arch, device)
     if isinstance(q, Problem):
         if options:
-            given = next(iter(options))
-            raise TypeError(f"{given} must not be given with a Problem, which says all")
+            raise TypeError(
+                f"{next(iter(options))} must not be given with a Problem, which says all"
+            )
         if missing := undrawn(q):
             raise ValueError(f"q: what {missing} is like is not in a Problem: give q, k and v")
-        problem, operands, inputs = checked(q), None, None
+        problem, inputs = checked(q), None
     else:
-        problem, operands, inputs = _of_arrays((q, k, v), options, timed)
+        problem, inputs = _of_arrays({"q": q, "k": k, "v": v}, options, timed)
     if timed and not (problem.batch and problem.heads_q and problem.seq_q and problem.seq_kv):
         raise ValueError(f"q: there is nothing to time in {problem}")
-    if check_flag("backward", backward) and operands is not None:
+    if check_flag("backward", backward) and inputs is not None:
         raise ValueError("backward: give q as a Problem, whose arrays are random")
-    subject = (GradientsOf if backward else Subject)(problem, target)
+    subject = GradientsOf(problem, target) if backward else Subject(problem, target, inputs)
     chosen = subject.variants(names, space)
     optional.cupy()
     try:
         run.build(subject, chosen)
         if timed:
-            run.measure(operands, inputs)
+            run.measure()
     except KeyboardInterrupt:
         raise Interrupted(run.exploration()) from None
     return run.exploration()
 
 
 def _of_arrays(
-    arrays: tuple[Any, Any, Any], options: dict[str, Any], timed: bool
-) -> tuple[Problem, Operands, ScoreInputs]:
+    tensors: dict[str, Any], options: dict[str, Any], timed: bool
+) -> tuple[Problem, Inputs]:
     """Return the problem of a call of `attention`, and its arrays: on the GPU, if it is timed."""
-    arguments = {**_DEFAULTS, **options}
-    if arguments["block_mask"] is not None:
-        arguments["mask_mod"] = mask_mod_of(arguments["block_mask"], arguments["mask_mod"])
-    functions = {name: arguments[name] for name in ("score_mod", "mask_mod")}
-    inputs = ScoreInputs(
-        ndim=np.ndim(arrays[0]),
-        arrays={name: x for name, x in arrays_of(arguments).items() if x is not None},
-        traced=trace(**functions),
-        **functions,
-        block_mask=arguments["block_mask"],
+    block_mask = options.get("block_mask")
+    score_mod, mask_mod = options.get("score_mod"), options.get("mask_mod")
+    if block_mask is not None:
+        mask_mod = mask_mod_of(block_mask, mask_mod)
+    inputs = Inputs(
+        ndim=np.ndim(tensors["q"]),
+        arrays=arrays_of(options),
+        traced=trace(score_mod, mask_mod),
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        block_mask=block_mask,
         seed=check_seed(options.get("seed", 0)),
     )
-    check_flag("return_lse", arguments["return_lse"])
-    xp = module_of_all(dict(zip("qkv", arrays, strict=True)))
+    check_flag("return_lse", options.get("return_lse", False))
+    xp = module_of_all(tensors)
     if timed:
         xp = optional.cupy()
         inputs = inputs.on(xp)
-        arrays = tuple(map(xp.asarray, arrays))
-    arguments |= {**dict(zip("qkv", arrays, strict=True)), **inputs.arrays}
-    arguments["block_mask"] = inputs.block_mask
-    return *parse(arguments, xp, inputs.traced), inputs
+        tensors = {name: xp.asarray(array) for name, array in tensors.items()}
+    arguments = {**options, **tensors, **inputs.arrays, "block_mask": inputs.block_mask}
+    problem, operands = parse(arguments, xp, inputs.traced)
+    return problem, inputs._replace(tensors=operands[:3])
 
 
 def _target(arch: str | None, device: str | Device | None) -> tuple[Device, bool]:

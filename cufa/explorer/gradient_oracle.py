@@ -12,7 +12,7 @@ import numpy as np
 from cufa.arrays import Array
 from cufa.explorer import oracle
 from cufa.explorer.formula import scores_of, softmax
-from cufa.explorer.score_inputs import ScoreInputs, head_options
+from cufa.explorer.inputs import Inputs, head_options
 from cufa.problem.parse_backward import TENSORS
 from cufa.problem.problem import Problem
 
@@ -28,19 +28,16 @@ class GradientOracle:
     xp : module
         ``numpy`` or ``cupy``.
     problem : Problem
-    arrays : tuple of array
-        dout, q, k and v, (batch, heads, seq, head_dim).
-    inputs : ScoreInputs
-        Arrays next to these; it has no functions.
+    dout : array, (batch, heads, seq, head_dim_v)
+    inputs : Inputs
+        Without functions.
     """
 
-    def __init__(
-        self, xp: Any, problem: Problem, arrays: tuple[Array, ...], inputs: ScoreInputs
-    ) -> None:
+    def __init__(self, xp: Any, problem: Problem, dout: Array, inputs: Inputs) -> None:
         self._xp, self._problem, self._inputs = xp, problem, inputs
         self._heads = oracle.sampled_heads(problem.batch, problem.heads_kv, 2)
-        rounded = oracle.rounding(arrays[1].dtype)
-        parts = [self._sample(array) for array in arrays]
+        rounded = oracle.rounding(dout.dtype)
+        parts = [self._sample(array) for array in (dout, *inputs.tensors)]
         wide = (part.astype(np.float64) for part in parts)
         self._right = self._differentiated(*wide, rounded=lambda x: x)
         naive = self._differentiated(*parts, rounded=rounded)

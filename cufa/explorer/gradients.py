@@ -6,12 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from cufa.api.attention import attention
-from cufa.arrays import Operands
-from cufa.device import Device
 from cufa.explorer.clock import Call
 from cufa.explorer.gradient_oracle import GradientOracle
 from cufa.explorer.oracle import Verdict
-from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.space import Space, checked_space, combinations
 from cufa.explorer.subject import Stage, Subject
 from cufa.explorer.work import nbytes
@@ -25,13 +22,11 @@ from cufa.planner.problem_class import ProblemClass, gradient_class
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.extras import Extras
 from cufa.problem.parse_backward import TENSORS, Gradients, Results
-from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.template_arguments import NUMBERS
 from cufa.specs.variant import Variant
 from cufa.tuned import user_table
-
-_AXES = ("bm", "bn", "stages", "warps", "blocks_per_sm")
 
 
 class GradientsOf(Subject):
@@ -51,7 +46,7 @@ class GradientsOf(Subject):
         space = {} if space is None else space
         if not isinstance(space, Mapping):
             raise TypeError("space: with backward it must map template arguments to values")
-        values = list(combinations(checked_space(space, _AXES, ", of gradients")))
+        values = list(combinations(checked_space(space, NUMBERS[2:], ", of gradients")))
         first = self.planned(())
         tables = BACKWARD_KERNELS[first.kernel].tile_tables.values()
         shapes = (shape for table in tables for tiles in table.values() for shape in tiles)
@@ -85,9 +80,9 @@ class GradientsOf(Subject):
     def _plan(self, table: Table | None) -> BackwardPlan:
         return explained(self.problem, self.device, TENSORS, deterministic=False, table=table)
 
-    def stage(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> Stage:
-        """Return the problem on the current GPU, with random arrays."""
-        return GradientStage(self.problem, self.device)
+    def stage(self) -> Stage:
+        """Return the problem on the current GPU."""
+        return GradientStage(self)
 
     def work(self) -> tuple[float, int]:
         """Return the operations of the five products, and the bytes of all arrays, moved once."""
@@ -99,25 +94,23 @@ class GradientStage(Stage):
 
     Attributes
     ----------
-    arrays : tuple of array
-        dout, q, k and v.
+    dout : array
     """
 
-    def __init__(self, problem: Problem, device: Device) -> None:
-        super().__init__(problem, None, device)
-        q, k, v, out = self.operands[:4]
-        dout = normal(self.xp, out.shape, out.dtype, seed=3)
-        self.arrays = dout, q, k, v
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        problem, (q, k, v, out) = self.problem, self.operands[:4]
+        self.dout = normal(self.xp, out.shape, out.dtype, seed=3)
         seed = None if problem.of(Dropout) is None else self.inputs.seed
         options = {**problem.asked, **self.inputs.arrays, "scale": problem.scale, "seed": seed}
         given, lse = attention(q, k, v, return_lse=True, **options)
-        self.results = self.written = tuple(self.xp.empty(x.shape, x.dtype) for x in (q, k, v))
+        self.results = tuple(self.xp.empty(x.shape, x.dtype) for x in (q, k, v))
         self.repeated = self.results[1:]  # blocks add to dq in any order
         self._backward = partial(
             backward.attention_backward,
             problem._replace(returns_lse=True),
             self.operands,
-            Results(dout, given, lse),
+            Results(self.dout, given, lse),
             Gradients(*self.results),
             Extras(tuple(map(self.inputs.arrays.get, ARRAYS)), seed=seed),
             deterministic=False,
@@ -125,7 +118,7 @@ class GradientStage(Stage):
 
     def judge(self) -> Callable[..., Verdict]:
         """Return what judges gradients."""
-        return GradientOracle(self.xp, self.problem, self.arrays, self.inputs).judge
+        return GradientOracle(self.xp, self.problem, self.dout, self.inputs).judge
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Return a call of the gradients by a variant, compiled in this process."""

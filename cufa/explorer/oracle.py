@@ -16,7 +16,7 @@ import numpy as np
 
 from cufa.arrays import Array
 from cufa.explorer.formula import attend, rounding_noise
-from cufa.explorer.score_inputs import ScoreInputs, head_options, indexable
+from cufa.explorer.inputs import Inputs, head_options, indexable
 from cufa.problem.problem import Problem
 
 CHUNK_BYTES = 1 << 28
@@ -65,14 +65,12 @@ class Verdict(NamedTuple):
 class Oracle:
     """Judges results of one problem, which has a query and a key; what is right is computed once.
 
-    `q`, `k` and `v` are (batch, heads, seq, head_dim) arrays of `xp`, ``numpy`` or ``cupy``, of any
-    strides, and so are those next to them. ValueError where the former hold values that are not
-    finite.
+    Arrays of the inputs are of `xp`, ``numpy`` or ``cupy``. ValueError where q, k and v hold values
+    that are not finite.
     """
 
-    def __init__(
-        self, xp: Any, problem: Problem, q: Any, k: Any, v: Any, inputs: ScoreInputs
-    ) -> None:
+    def __init__(self, xp: Any, problem: Problem, inputs: Inputs) -> None:
+        q, k, v = inputs.tensors
         self._xp, rounded = xp, rounding(q.dtype)
         self._places = sampled_heads(problem.batch, problem.heads_q)
         self._rows = xp.asarray(sampled_rows(problem.seq_q, len(self._places)))

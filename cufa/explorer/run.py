@@ -8,18 +8,15 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple
 
-from cufa.arrays import Operands
 from cufa.checks import check_integer
 from cufa.compiler import nvrtc
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer import build
 from cufa.explorer.clock import Call
 from cufa.explorer.exploration import Exploration
-from cufa.explorer.knockout import knock_out
 from cufa.explorer.oracle import Verdict, same_bits
-from cufa.explorer.race import Race, Time
+from cufa.explorer.race import Race, Time, knock_out
 from cufa.explorer.result import Row
-from cufa.explorer.score_inputs import ScoreInputs
 from cufa.explorer.subject import Stage, Subject
 from cufa.explorer.work import shortest_s
 from cufa.specs.variant import Variant
@@ -102,18 +99,18 @@ class Run:
             row, _ = self.compiled[variant]
             self.rows[variant] = row._replace(expected_us=expected.get(variant))
 
-    def measure(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> None:
+    def measure(self) -> None:
         """Check the variants that were compiled one by one, then race those that are right.
 
-        `operands` are 4-D CuPy arrays, and `inputs` holds others; None for random ones. ValueError
-        where the former hold values that are not finite; RuntimeError if the context is lost.
+        ValueError where q, k and v hold values that are not finite; RuntimeError if the context is
+        lost.
         """
         if self.lost is not None:
             raise RuntimeError(f"not measured: {self.lost}")
         rows = [self.rows[variant] for variant in self._chosen]
         ready = [row for row in rows if row.error is None]
         if ready:
-            stage = self.subject.stage(operands, inputs)
+            stage = self.subject.stage()
             self._race(stage, self._check(stage, ready))
 
     def _check(self, stage: Stage, rows: list[Row]) -> dict[Variant, Call]:

@@ -14,12 +14,11 @@ from cufa.compiler import jit
 from cufa.device import Device
 from cufa.explorer import ceilings
 from cufa.explorer.clock import REST_S, Call, CudaClock
+from cufa.explorer.inputs import Inputs, drawn
 from cufa.explorer.oracle import Oracle, Verdict
 from cufa.explorer.race import Duel, duel
-from cufa.explorer.score_inputs import ScoreInputs, drawn
 from cufa.explorer.space import Space, variants
 from cufa.explorer.work import flops, memory_bound, nbytes
-from cufa.features.random_arrays import normal
 from cufa.launch.loaded import LoadedKernel
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
@@ -40,10 +39,12 @@ class Subject:
     ----------
     problem : Problem
     device : Device
+    inputs : Inputs, optional
+        CuPy arrays, used as they are where the kernels take them; random ones by default.
     """
 
-    def __init__(self, problem: Problem, device: Device) -> None:
-        self.problem, self.device = problem, device
+    def __init__(self, problem: Problem, device: Device, inputs: Inputs | None = None) -> None:
+        self.problem, self.device, self.inputs = problem, device, inputs
 
     def refusal(self, variant: Variant) -> str | None:
         """Return why a variant cannot run, or None if it can."""
@@ -88,9 +89,9 @@ class Subject:
         """Return the instantiation of an entry of a tuned table; it may be illegal."""
         return entry.variant(self.problem, self.device)
 
-    def stage(self, operands: Operands | None = None, inputs: ScoreInputs | None = None) -> Stage:
-        """Return the problem on the current GPU, with arrays as in `Run.measure`."""
-        return Stage(self.problem, operands, self.device, inputs)
+    def stage(self) -> Stage:
+        """Return the problem on the current GPU."""
+        return Stage(self)
 
     def work(self) -> tuple[float, int]:
         """Return the operations of a call, and the bytes that it moves at least."""
@@ -102,13 +103,8 @@ class Stage:
 
     Parameters
     ----------
-    problem : Problem
-    operands : Operands or None
-        4-D CuPy arrays, used as they are where the kernels take them; None for random ones.
-    device : Device
-        The current GPU.
-    inputs : ScoreInputs, optional
-        CuPy arrays, too; by default random ones.
+    subject : Subject
+        Of the current GPU.
 
     Attributes
     ----------
@@ -119,40 +115,26 @@ class Stage:
         Exceptions of the GPU and its driver.
     operands : Operands
         Q, K and V as the caller gave them, and the result.
-    inputs : ScoreInputs
-    results, repeated, written : tuple of array
-        The arrays that a call returns, those that have the same bits in each call, and the memory
-        of the former.
+    inputs : Inputs
+    results, repeated : tuple of array
+        The arrays that a call returns, and those that have the same bits in each call.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        operands: Operands | None,
-        device: Device,
-        inputs: ScoreInputs | None = None,
-    ) -> None:
+    def __init__(self, subject: Subject) -> None:
         import cupy
 
         self.xp: Any = cupy
-        self.problem = problem
+        self.problem = problem = subject.problem
         cuda = cupy.cuda
         self.errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, MemoryError
-        self._device = device
-        self.inputs = drawn(problem, cupy) if inputs is None else inputs
-        self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * device.l2_bytes)
-        p, dtype = problem, np.dtype(problem.dtype)
-        rows, keys = (p.batch, p.heads_q, p.seq_q), (p.batch, p.heads_kv, p.seq_kv)
-        if operands is None:
-            shapes = ((*rows, p.head_dim), (*keys, p.head_dim), (*keys, p.head_dim_v))
-            q, k, v = (normal(cupy, shape, dtype, seed) for seed, shape in enumerate(shapes))
-        else:
-            q, k, v = operands[:3]
-        out = padded((*rows, p.head_dim_v), dtype, cupy.empty)
+        self._device = subject.device
+        self.inputs = drawn(problem, cupy) if subject.inputs is None else subject.inputs
+        self._flush_bytes = max(_LEAST_FLUSH_BYTES, 4 * subject.device.l2_bytes)
+        q, k, v = self.inputs.tensors
+        out = padded((*q.shape[:3], problem.head_dim_v), q.dtype, cupy.empty)
         self.operands = Operands(q, k, v, out)
         self.results: tuple[Any, ...] = (out,)
         self.repeated = self.results
-        self.written: tuple[Any, ...] = (out if out.base is None else out.base,)
         if problem.scale < 0:  # the kernels fold a positive scale into the exponent
             q, problem = -q, problem._replace(scale=-problem.scale)
         self._problem = problem
@@ -162,7 +144,7 @@ class Stage:
 
     def judge(self) -> Callable[..., Verdict]:
         """Return what judges results."""
-        return Oracle(self.xp, self.problem, *self.operands[:3], self.inputs).judge
+        return Oracle(self.xp, self.problem, self.inputs).judge
 
     def ready(self, variant: Variant, cubin: bytes) -> Call:
         """Load a variant; the call queues one launch of it, which writes the result.
@@ -186,7 +168,8 @@ class Stage:
 
     def run(self, call: Call) -> None:
         """Make one call over results full of NaN, wait for it, and raise what went wrong."""
-        for memory in self.written:
+        for result in self.results:
+            memory = result if result.base is None else result.base  # rows may be padded
             memory.view(np.uint8).fill(0xFF)
         call()
         self.wait()

@@ -13,11 +13,11 @@ from cufa import tuned
 from cufa.checks import check_flag
 from cufa.device import Device
 from cufa.explorer.gradients import GradientsOf
+from cufa.explorer.inputs import undrawn
 from cufa.explorer.run import Progress, Run
-from cufa.explorer.score_inputs import undrawn
 from cufa.explorer.space import Space
 from cufa.explorer.subject import Subject, duel_of, free_memory
-from cufa.explorer.table import aligned, problem_text, tile_text
+from cufa.explorer.table import problem_text, tile_text
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
@@ -87,10 +87,6 @@ class Tuning:
         """
         done = {row.problem_class for row in self.rows}
         return tuned.store(self.device, self.entries(), command, drop=done)
-
-    def __str__(self) -> str:
-        """Return a table as plain text."""
-        return aligned(self.lines())
 
     def lines(self) -> list[tuple[str, ...]]:
         """Return headings and a line a problem as text; the last cell says what failed."""
@@ -169,7 +165,7 @@ def tune(
     TypeError, ValueError
         As `cufa.explore`.
     """
-    tuner = _Tuner(tuning, Run(jobs, progress), space)
+    run = Run(jobs, progress)
     subject_of = GradientsOf if check_flag("backward", backward) else Subject
     distinct = list(dict.fromkeys(map(_known, problems)))
     classes: dict[ProblemClass, list[Subject]] = {}
@@ -178,13 +174,24 @@ def tune(
         classes.setdefault(subject.key(), []).append(subject)
     begun = itertools.count()
     for key, subjects in classes.items():
-        timed = []
+        timed: list[_Timed] = []
         for subject in subjects:
             if on_problem is not None:
                 on_problem(next(begun), len(distinct), subject.problem)
-            if found := tuner.explore(subject, key):
-                timed.append(found)
-        tuning.rows += tuner.decide(timed)
+            planned = subject.usual()
+            run.build(subject, list(dict.fromkeys([planned, *subject.variants(None, space)])))
+            try:
+                run.measure()
+                timed.append(_timed(run, key, planned))
+            except (RuntimeError, MemoryError) as error:
+                tuning.failures[subject.problem] = str(error)
+            finally:
+                free_memory()
+        try:
+            tuning.rows += _decided(run, timed)
+        except (RuntimeError, MemoryError) as error:  # of a duel: the plan stays
+            tuning.failures.update((row.problem, str(error)) for _, row, _ in timed)
+            tuning.rows += [row for _, row, _ in timed]
 
 
 def _known(problem: Problem) -> Problem:
@@ -199,71 +206,49 @@ _Timed = tuple[Subject, Tuned, dict[Entry, float]]
 """A problem, its row if nothing wins, and the microseconds of what a table can hold."""
 
 
-class _Tuner(NamedTuple):
-    """Explores problem after problem with what was compiled before, and decides."""
+def _timed(run: Run, key: ProblemClass, planned: Variant) -> _Timed:
+    """Return the times of what a table can hold; RuntimeError if the planned variant failed."""
+    subject, ours = run.subject, run.rows[planned]
+    if ours.median_us is None or not ours.correct:
+        raise RuntimeError(f"{planned}: {ours.error or '; '.join(ours.notes) or 'not timed'}")
+    us = {
+        entry_of(v): row.median_us
+        for v, row in run.rows.items()
+        if row.median_us is not None and subject.variant_of(entry_of(v)) == v
+    }
+    stays = ours.median_us
+    return subject, Tuned(subject.problem, key, planned, stays, planned, stays, 1.0), us
 
-    tuning: Tuning
-    run: Run
-    space: Space | None
 
-    def explore(self, subject: Subject, key: ProblemClass) -> _Timed | None:
-        """Return the times of what a table can hold; None if the planned variant failed."""
-        run, planned = self.run, subject.usual()
-        chosen = [planned, *subject.variants(None, self.space)]
-        run.build(subject, list(dict.fromkeys(chosen)))
-        try:
-            run.measure()
-        except (RuntimeError, MemoryError) as error:
-            self.tuning.failures[subject.problem] = str(error)
-            return None
-        finally:
-            free_memory()
-        ours = run.rows[planned]
-        if ours.median_us is None or not ours.correct:
-            why = ours.error or "; ".join(ours.notes) or "not timed"
-            self.tuning.failures[subject.problem] = f"{planned}: {why}"
-            return None
-        us = {
-            entry_of(v): row.median_us
-            for v, row in run.rows.items()
-            if row.median_us is not None and subject.variant_of(entry_of(v)) == v
-        }
-        stays = ours.median_us
-        return subject, Tuned(subject.problem, key, planned, stays, planned, stays, 1.0), us
+def _decided(run: Run, timed: list[_Timed]) -> list[Tuned]:
+    """Return a row for each problem of a class that was timed."""
 
-    def decide(self, timed: list[_Timed]) -> list[Tuned]:
-        """Return a row for each problem of a class that was timed."""
-        planned = [row for _, row, _ in timed]
+    def relative(entry: Entry) -> float:
+        return geometric_mean(us[entry] / row.planned_us for _, row, us in timed)
 
-        def relative(entry: Entry) -> float:
-            return geometric_mean(us[entry] / row.planned_us for _, row, us in timed)
+    shared = set.intersection(*(set(us) for _, _, us in timed)) if timed else set()
+    best = min(sorted(shared), key=relative, default=None)
+    if best is None or relative(best) >= 1:
+        return [row for _, row, _ in timed]
+    duels = [_duel(run, subject, row, best) for subject, row, _ in timed]
+    ratios = [row.ratio for row in duels]
+    if geometric_mean(ratios) >= _FASTER and min(ratios) >= _SLOWER:
+        return duels
+    return [d._replace(winner=d.planned, winner_us=d.planned_us, ratio=1.0) for d in duels]
 
-        shared = set.intersection(*(set(us) for _, _, us in timed)) if timed else set()
-        best = min(sorted(shared), key=relative, default=None)
-        if best is None or relative(best) >= 1:
-            return planned
-        try:
-            duels = [self._duel(subject, row, best) for subject, row, _ in timed]
-        except (RuntimeError, MemoryError) as error:
-            self.tuning.failures.update((row.problem, str(error)) for row in planned)
-            return planned
-        ratios = [row.ratio for row in duels]
-        if geometric_mean(ratios) >= _FASTER and min(ratios) >= _SLOWER:
-            return duels
-        return [d._replace(winner=d.planned, winner_us=d.planned_us, ratio=1.0) for d in duels]
 
-    def _duel(self, subject: Subject, row: Tuned, entry: Entry) -> Tuned:
-        """Return the row with another winner, timed against the planned variant."""
-        winner = subject.variant_of(entry)
-        if winner == row.planned:
-            return row
-        first, second = ((v, self.run.compiled[v][1]) for v in (row.planned, winner))
-        try:
-            ms, winner_ms, ratio = duel_of(subject, first, second)
-        finally:
-            free_memory()
-        us, winner_us = 1e3 * ms, 1e3 * winner_ms
-        return row._replace(planned_us=us, winner=winner, winner_us=winner_us, ratio=ratio)
+def _duel(run: Run, subject: Subject, row: Tuned, entry: Entry) -> Tuned:
+    """Return the row with another winner, timed against the planned variant."""
+    winner = subject.variant_of(entry)
+    if winner == row.planned:
+        return row
+    first, second = ((v, run.compiled[v][1]) for v in (row.planned, winner))
+    try:
+        ms, winner_ms, ratio = duel_of(subject, first, second)
+    finally:
+        free_memory()
+    us, winner_us = 1e3 * ms, 1e3 * winner_ms
+    return row._replace(planned_us=us, winner=winner, winner_us=winner_us, ratio=ratio)
 
 
 def entry_of(variant: Variant) -> Entry:

@@ -19,7 +19,7 @@ from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.space import variants
-from cufa.explorer.subject import Stage
+from cufa.explorer.subject import Stage, Subject
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
@@ -92,7 +92,7 @@ def rows(seed: int, seconds: float | None) -> Iterator[dict[str, Any]]:
     def row_of(cell: Cell) -> dict[str, Any] | None:
         if seconds is not None and time.perf_counter() - started > seconds:
             return None
-        stage = Stage(cell.problem, None, device)
+        stage = Stage(Subject(cell.problem, device))
         calls: dict[Variant, Call] = {}
         for variant in variants(cell.problem, device, [KERNEL]):
             if variant not in cubins:

@@ -16,10 +16,10 @@ from cufa import device as devices
 from cufa.compiler.nvrtc import Compiled
 from cufa.explorer.build import compile_all
 from cufa.explorer.clock import Call, Clock, CudaClock
-from cufa.explorer.knockout import Effort, knock_out
 from cufa.explorer.oracle import Oracle
+from cufa.explorer.race import Effort, knock_out
 from cufa.explorer.space import variants
-from cufa.explorer.subject import Stage
+from cufa.explorer.subject import Stage, Subject
 from cufa.planner.plan import plan_tiles
 from cufa.specs.variant import Variant
 
@@ -96,7 +96,7 @@ class Regret:
 
     def _row(self, cell: Cell, space: Sequence[Variant], clock: Clock) -> dict[str, Any] | None:
         planned = space[0]
-        stage = Stage(cell.problem, None, self._device)
+        stage = Stage(Subject(cell.problem, self._device))
         calls = self._ready(stage, cell, space)
         leaders = _leaders(calls, clock)
         right = _right(stage, cell, calls, [planned, *leaders])
@@ -157,7 +157,7 @@ def _right(
     stage: Stage, cell: Cell, calls: Mapping[Variant, Call], ranked: Sequence[Variant]
 ) -> list[Variant]:
     """Return the first of some variants and the `FINALISTS` next whose results are right."""
-    oracle = Oracle(stage.xp, cell.problem, *stage.operands[:3], stage.inputs)
+    oracle = Oracle(stage.xp, cell.problem, stage.inputs)
     right: list[Variant] = []
     for variant in dict.fromkeys(v for v in ranked if v in calls):
         if len(right) > FINALISTS:

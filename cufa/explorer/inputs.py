@@ -1,4 +1,4 @@
-"""Inputs of an exploration next to q, k and v: arrays, the caller's functions, a seed.
+"""Inputs of an exploration: q, k, v, arrays next to them, the caller's functions, a seed.
 
 `head_options` returns those of one head, as oracles need them.
 """
@@ -18,16 +18,19 @@ from cufa.features.dropout import Dropout, kept
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.features.feature import Places
 from cufa.features.parts import ARRAYS, part_named
+from cufa.features.random_arrays import normal
 from cufa.features.user_functions import OWN, Blocks
 from cufa.problem.extras import Extras, all_axes
 from cufa.problem.problem import Problem
 
 
-class ScoreInputs(NamedTuple):
-    """Inputs of a problem next to q, k and v.
+class Inputs(NamedTuple):
+    """Inputs of a problem.
 
     Attributes
     ----------
+    tensors : tuple of array
+        q, k and v, (batch, heads, seq, head_dim), with any strides.
     ndim : int
         Axes of the caller's q.
     arrays : mapping
@@ -41,6 +44,7 @@ class ScoreInputs(NamedTuple):
         The seed of a dropout.
     """
 
+    tensors: tuple[Array, ...] = ()
     ndim: int = 4
     arrays: Mapping[str, Array] = MappingProxyType({})
     traced: TracedFunctions = NOTHING
@@ -49,7 +53,7 @@ class ScoreInputs(NamedTuple):
     block_mask: BlockMask | None = None
     seed: int = 0
 
-    def on(self, xp: Any) -> ScoreInputs:
+    def on(self, xp: Any) -> Inputs:
         """Return the same with all arrays but those that functions read as ones of a module.
 
         TypeError where functions read other arrays, or are C++: their results cannot be checked.
@@ -83,17 +87,21 @@ def undrawn(problem: Problem) -> str | None:
     return next(own, None if problem.kv == "Dense" else "lengths")
 
 
-def drawn(problem: Problem, xp: Any) -> ScoreInputs:
+def drawn(problem: Problem, xp: Any) -> Inputs:
     """Return random arrays for what a problem reads."""
+    p, dtype = problem, np.dtype(problem.dtype)
+    of_queries, of_keys = (p.batch, p.heads_q, p.seq_q), (p.batch, p.heads_kv, p.seq_kv)
+    shapes = (*of_queries, p.head_dim), (*of_keys, p.head_dim), (*of_keys, p.head_dim_v)
+    tensors = tuple(normal(xp, shape, dtype, seed) for seed, shape in enumerate(shapes))
     arrays = {
         part.argument: READINGS[part.argument].random(part, problem, xp, seed)
         for seed, part in enumerate(map(part_named, problem.reads), 3)
     }
-    return ScoreInputs(arrays=arrays)
+    return Inputs(tensors, arrays=arrays)
 
 
 def head_options(
-    xp: Any, problem: Problem, inputs: ScoreInputs, place: tuple[int, int], rows: Array
+    xp: Any, problem: Problem, inputs: Inputs, place: tuple[int, int], rows: Array
 ) -> dict[str, Any]:
     """Return the options of `attend` for rows of the (batch, head) `place`.
 
