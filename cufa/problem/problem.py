@@ -5,11 +5,13 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from cufa.arrays import Ints
 from cufa.checks import check_flag, check_scale
 from cufa.dtypes import DTYPES
 from cufa.features import READINGS, ordered, parse
@@ -19,8 +21,6 @@ from cufa.features.parts import part_named
 from cufa.specs import MAX_HEAD_DIM
 
 _F = TypeVar("_F", bound=Feature)
-
-Ints = tuple[int, ...]
 
 MAX_KEYS = 2**31 - 2**20
 """Keys of a sequence in a cache: the kernels' positions are 32-bit integers, in whole tiles."""
@@ -199,11 +199,8 @@ class Problem(NamedTuple):
     @property
     def _reach(self) -> Reach:
         """How far queries see."""
-        bounds: list[int | None] = [None, None, None]
-        for feature in self.features:
-            both = zip(bounds, feature.reach, strict=True)
-            bounds = [b if a is None else a if b is None else min(a, b) for a, b in both]
-        return Reach(*bounds)
+        by_bound = zip(*(feature.reach for feature in self.features), strict=True)
+        return Reach(*(_tightest(min, bounds) for bounds in by_bound))
 
     @property
     def hides_far_keys(self) -> bool:
@@ -237,14 +234,9 @@ class Problem(NamedTuple):
 
         None for no bound; they may be beyond the keys that there are.
         """
-        first = end = None
-        for feature in self.features:
-            feature_first, feature_end = feature.sees(i, stands)
-            if feature_first is not None:
-                first = feature_first if first is None else np.maximum(first, feature_first)
-            if feature_end is not None:
-                end = feature_end if end is None else np.minimum(end, feature_end)
-        return first, end
+        found = [feature.sees(i, stands) for feature in self.features]
+        first = _tightest(np.maximum, (each[0] for each in found))
+        return first, _tightest(np.minimum, (each[1] for each in found))
 
     @classmethod
     def of_shapes(
@@ -285,18 +277,31 @@ class Problem(NamedTuple):
         """
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-        shapes = []
-        for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
-            if not isinstance(shape, Iterable):
-                kind = type(shape).__name__
-                raise TypeError(f"{name}_shape must be a sequence of sizes, not {kind}")
-            sizes = tuple(shape)
-            if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
-                raise ValueError(f"{name} has shape {sizes}: sizes must be integers >= 0")
-            if len(sizes) != 4:
-                raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
-            shapes.append(tuple(int(n) for n in sizes))
-        return from_shapes(dtype, *shapes, scale=scale, asked=options, shown=tuple(shapes))
+        q = _checked_shape("q", q_shape)
+        k = _checked_shape("k", k_shape)
+        v = _checked_shape("v", v_shape)
+        check_shapes("Dense", q, k, v)
+        sizes = q[0], q[1], k[1], q[2], k[2], q[3], v[3]
+        return cls(dtype, *sizes, check_scale(scale, q[3]), parse(options))
+
+
+def _checked_shape(name: str, shape: object) -> Ints:
+    """Return the shape of q, k or v as plain integers."""
+    if not isinstance(shape, Iterable):
+        kind = type(shape).__name__
+        raise TypeError(f"{name}_shape must be a sequence of sizes, not {kind}")
+    sizes = tuple(shape)
+    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
+        raise ValueError(f"{name} has shape {sizes}: sizes must be integers >= 0")
+    if len(sizes) != 4:
+        raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
+    return tuple(map(int, sizes))
+
+
+def _tightest(choose: Callable[..., Any], bounds: Iterable[Any]) -> Any:
+    """Return the bound that `choose` makes of all; None for no bound."""
+    there = [bound for bound in bounds if bound is not None]
+    return functools.reduce(choose, there) if there else None
 
 
 def checked(problem: Problem) -> Problem:
@@ -326,29 +331,6 @@ def checked(problem: Problem) -> Problem:
     )
     result = result.reading(*p.reads)
     return result._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
-
-
-def from_shapes(
-    dtype: str,
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    v_shape: tuple[int, ...],
-    *,
-    scale: float | None,
-    asked: Mapping[str, object],
-    shown: tuple[tuple[int, ...], ...],
-    kv: str = "Dense",
-    table: Ints = (),
-) -> Problem:
-    """Check 4-D shapes and the arguments that are plain values; others are as in `check_shapes`.
-
-    `asked` holds features of the scores by argument, see `cufa.features.parse`.
-    """
-    keys = check_shapes(kv, q_shape, k_shape, v_shape, shown, table)
-    (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, page_size, head_dim_v) = q_shape, v_shape
-    sizes = batch, heads_q, heads_kv, seq_q, keys, head_dim, head_dim_v
-    problem = Problem(dtype, *sizes, check_scale(scale, head_dim), parse(asked), kv)
-    return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
 
 
 def check_shapes(
