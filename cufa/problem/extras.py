@@ -205,7 +205,7 @@ def _steps_of(part: Part, info: Any, ndim: int, sizes: Sizes) -> Ints:
     """Return the steps of an array that a part reads, or what `placed` has in their place."""
     if info is not None and part.name == BLOCKS and unlike(info, sizes) is None:
         return info[0][:2]
-    if info is not None and part.name != BLOCKS and not _odd(info):
+    if info is not None and part.name != BLOCKS and not is_odd(info):
         of_dtype, strides = _fitted(part.argument, info, ndim, sizes)
         if of_dtype is part:
             return tuple(step // info.dtype.itemsize for step in strides)
@@ -219,13 +219,13 @@ def _check_readable(name: str, array: Array | ArrayInfo, sizes: Sizes) -> None:
         complaint = "there is nothing to read"
     elif any(n >= 2**31 for n in array.shape):
         complaint = "no axis may be longer than 2147483647"
-    elif _odd(array):
+    elif is_odd(array):
         complaint = f"strides {array.strides} must be multiples of an element"
     if complaint:
         raise ValueError(f"{name} has shape {array.shape}: {complaint}")
 
 
-def _odd(array: Array | ArrayInfo) -> bool:
+def is_odd(array: Array | ArrayInfo) -> bool:
     """Whether a stride is no multiple of an element, along an axis that has several."""
     steps = zip(array.shape, array.strides, strict=True)
     return any(n > 1 and step % array.dtype.itemsize for n, step in steps)

@@ -5,8 +5,7 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -197,26 +196,24 @@ class Problem(NamedTuple):
         return min(((n, name) for n, name in limits if n is not None), default=(_ANY, ""))
 
     @property
-    def _reach(self) -> Reach:
+    def reach(self) -> Reach:
         """How far queries see."""
-        by_bound = zip(*(feature.reach for feature in self.features), strict=True)
-        return Reach(*(_tightest(min, bounds) for bounds in by_bound))
-
-    @property
-    def hides_far_keys(self) -> bool:
-        """Whether queries see no keys that are far enough before their own."""
-        return self._reach.left is not None
+        bounds: list[int | None] = [None, None, None]
+        for feature in self.features:
+            both = zip(bounds, feature.reach, strict=True)
+            bounds = [b if a is None else a if b is None else min(a, b) for a, b in both]
+        return Reach(*bounds)
 
     @property
     def visited(self) -> int:
         """Number of keys from the first one that any query sees."""
-        left = self._reach.left
+        left = self.reach.left
         return self.seq_kv if left is None else min(self.seq_kv, max(1, left + self.seq_q))
 
     @property
     def most_seen(self) -> int | None:
         """The most keys that a query sees, if a bound leaves some out; else None."""
-        left, right, most = self._reach
+        left, right, most = self.reach
         if left is not None and right is not None:
             most = left + right + 1 if most is None else min(most, left + right + 1)
         return None if most is None or most >= self.seq_kv else most
@@ -234,9 +231,14 @@ class Problem(NamedTuple):
 
         None for no bound; they may be beyond the keys that there are.
         """
-        found = [feature.sees(i, stands) for feature in self.features]
-        first = _tightest(np.maximum, (each[0] for each in found))
-        return first, _tightest(np.minimum, (each[1] for each in found))
+        first = end = None
+        for feature in self.features:
+            feature_first, feature_end = feature.sees(i, stands)
+            if feature_first is not None:
+                first = feature_first if first is None else np.maximum(first, feature_first)
+            if feature_end is not None:
+                end = feature_end if end is None else np.minimum(end, feature_end)
+        return first, end
 
     @classmethod
     def of_shapes(
@@ -298,12 +300,6 @@ def _checked_shape(name: str, shape: object) -> Ints:
     return tuple(map(int, sizes))
 
 
-def _tightest(choose: Callable[..., Any], bounds: Iterable[Any]) -> Any:
-    """Return the bound that `choose` makes of all; None for no bound."""
-    there = [bound for bound in bounds if bound is not None]
-    return functools.reduce(choose, there) if there else None
-
-
 def checked(problem: Problem) -> Problem:
     """Check a problem that may have been made field by field, and return it in plain values.
 
@@ -334,12 +330,7 @@ def checked(problem: Problem) -> Problem:
 
 
 def check_shapes(
-    kv: str,
-    q: Ints,
-    k: Ints,
-    v: Ints,
-    shown: tuple[Ints, ...] = (),
-    table: Ints = (),
+    kv: str, q: Ints, k: Ints, v: Ints, shown: tuple[Ints, ...] = (), table: Ints = ()
 ) -> int:
     """Check 4-D shapes of a call, and return how many keys a sequence has at most.
 
@@ -370,13 +361,12 @@ def check_shapes(
     if head_dim_k != head_dim:
         raise _mismatch(1, 0, f"head_dim {head_dim_k} and {head_dim} differ", cached, shown)
     if v[:3] != k[:3]:
-        axis = next(i for i in range(3) if v[i] != k[i])
-        names = ("pages", "heads", "page_size") if paged else ("batch", "heads", "capacity")
-        name = names[axis] if cached else ("batch", "heads", "seq")[axis]
-        raise _mismatch(2, 1, f"{name} {v[axis]} and {k[axis]} differ", cached, shown)
+        axes = "batch", "heads", "capacity" if cached else "seq"
+        axes = ("pages", "heads", "page_size") if paged else axes
+        i = next(i for i in range(3) if v[i] != k[i])
+        raise _mismatch(2, 1, f"{axes[i]} {v[i]} and {k[i]} differ", cached, shown)
     if heads_q % heads_kv if heads_kv else heads_q:
-        what = f"heads {heads_q} is no multiple of heads {heads_kv}"
-        raise _mismatch(0, 1, what, cached, shown)
+        raise _mismatch(0, 1, f"heads {heads_q} is no multiple of heads {heads_kv}", cached, shown)
     if not 1 <= head_dim <= MAX_HEAD_DIM >= head_dim_v >= 1:
         i, dim = (2, head_dim_v) if 1 <= head_dim <= MAX_HEAD_DIM else (0, head_dim)
         raise ValueError(

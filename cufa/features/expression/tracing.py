@@ -19,7 +19,6 @@ from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
 from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
-from cufa.features.expression.on_numpy import on_numpy
 from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
 from cufa.features.part import Parameter, Part
@@ -210,7 +209,7 @@ class _Recorded(NamedTuple):
 
     def on_numpy(self, node: int) -> Callable[..., np.ndarray]:
         """Return what computes a node from what the function is called with: NumPy arrays."""
-        return on_numpy(self.graph, node, [read.array for read in self.reads])
+        return self.graph.on_numpy(node, [read.array for read in self.reads])
 
 
 def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:
