@@ -10,19 +10,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from cufa.arrays import Array
 from cufa.features.part import Part
 
-if TYPE_CHECKING:
-    from cufa.problem.problem import Problem
 
+class Call(Protocol):
+    """A `Problem`, as far as a feature asks."""
 
-Call: TypeAlias = "Problem"
-"""What a feature is asked about: a call's problem, which holds its features."""
+    @property
+    def dtype(self) -> str:
+        """The dtype of q."""
+
+    @property
+    def heads_q(self) -> int:
+        """Query heads."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+
+    @property
+    def seq_q(self) -> int:
+        """Queries."""
+
+    @property
+    def seq_kv(self) -> int:
+        """Keys."""
+
+    @property
+    def precision(self) -> str | None:
+        """Whether in 8 bits: "fp8", or None."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+
+    @property
+    def returns_lse(self) -> bool:
+        """Whether the log-sum-exp is asked for."""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether keys are in a cache, whose sequences may have fewer of them."""
 
 
 class Reach(NamedTuple):
