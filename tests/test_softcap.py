@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cufa.features.curve import Curve, curve
+from cufa.features.softcap import Curve, curve
 from cufa.problem.problem import Problem
 
 

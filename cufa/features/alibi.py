@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from cufa.features.part import Part
 class Alibi(Reading):
     """Slopes of the heads."""
 
-    ARGUMENT: ClassVar[str] = "alibi_slopes"
-    CHANGES: ClassVar[bool] = True
-    PARTS: ClassVar[tuple[Part, ...]] = (
-        Part("Alibi", "alibi_slopes", decodes=True, axes="bh", dtype="float32"),
-    )
+    ARGUMENT = "alibi_slopes"
+    CHANGES = True
+    PARTS = (Part("Alibi", "alibi_slopes", decodes=True, axes="bh", dtype="float32"),)
 
     def apply(self, rS: np.ndarray, factor: np.floating, tile: Tile) -> np.floating:
         """Subtract the slopes times the distances."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from cufa.arrays import Array
 from cufa.checks import check_integer
@@ -35,12 +35,12 @@ class AttentionChunk(Value):
 
     size: int
 
-    ARGUMENT: ClassVar[str] = "attention_chunk"
-    LONGEST: ClassVar[int | None] = _LONGEST
-    OPTION: ClassVar[Option | None] = Option(
+    ARGUMENT = "attention_chunk"
+    LONGEST = _LONGEST
+    OPTION = Option(
         "--attention-chunk", "N", "keys of a chunk: a query sees those of its own", _read
     )
-    PARTS: ClassVar[tuple[Part, ...]] = (
+    PARTS = (
         Part(
             "AttentionChunk",
             "attention_chunk",

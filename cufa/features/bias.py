@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from cufa.features.random_arrays import normal
 class Bias(Reading):
     """A number for each pair of a query and a key."""
 
-    ARGUMENT: ClassVar[str] = "bias"
-    CHANGES: ClassVar[bool] = True
-    PARTS: ClassVar[tuple[Part, ...]] = tuple(
+    ARGUMENT = "bias"
+    CHANGES = True
+    PARTS = tuple(
         Part(f"Bias{dtype.capitalize()}", "bias", axes="bhqk", dtype=dtype)
         for dtype in ("float16", "bfloat16", "float32")
     )

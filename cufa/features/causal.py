@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,9 @@ class Causal(Value):
 
     corner: str = CAUSAL[0]
 
-    ARGUMENT: ClassVar[str] = "causal"
-    DEFAULT: ClassVar[object] = False
-    PARTS: ClassVar[tuple[Part, ...]] = (
+    ARGUMENT = "causal"
+    DEFAULT = False
+    PARTS = (
         Part("Causal", "causal", right_edge=True, decodes=True),
         Part("TopLeft", "causal", right_edge=True),
     )

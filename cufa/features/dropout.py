@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -62,12 +62,10 @@ class Dropout(Value):
 
     p: float
 
-    ARGUMENT: ClassVar[str] = "dropout_p"
-    DEFAULT: ClassVar[object] = 0.0
-    OPTION: ClassVar[Option | None] = Option(
-        "--dropout", "P", "the share of the weights that is dropped", float
-    )
-    PARTS: ClassVar[tuple[Part, ...]] = (Part("Dropout", "dropout_p", _NUMBERS),)
+    ARGUMENT = "dropout_p"
+    DEFAULT = 0.0
+    OPTION = Option("--dropout", "P", "the share of the weights that is dropped", float)
+    PARTS = (Part("Dropout", "dropout_p", _NUMBERS),)
 
     @classmethod
     def parse(cls, given: object) -> Dropout | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from cufa.features.random_arrays import mostly
 class Mask(Reading):
     """A truth value for each pair of a query and a key, or eight in a byte."""
 
-    ARGUMENT: ClassVar[str] = "mask"
-    PARTS: ClassVar[tuple[Part, ...]] = (
+    ARGUMENT = "mask"
+    PARTS = (
         Part("Mask", "mask", axes="bhqk", dtype="bool"),
         Part("MaskBits", "mask", axes="bhqk", dtype="uint8"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from cufa.features.random_arrays import normal
 class Sinks(Reading):
     """A logit of each query head; the softmax of the oracles takes it, too."""
 
-    ARGUMENT: ClassVar[str] = "sinks"
-    PARTS: ClassVar[tuple[Part, ...]] = (
-        Part("Sinks", "sinks", decodes=True, axes="h", dtype="float32"),
-    )
+    ARGUMENT = "sinks"
+    PARTS = (Part("Sinks", "sinks", decodes=True, axes="h", dtype="float32"),)
 
     @classmethod
     def random(cls, part: Part, call: Call, xp: Any, seed: int) -> Array:

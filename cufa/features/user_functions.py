@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ OWN = {"score_mod": "ScoreMod", "mask_mod": "MaskMod"}
 class ScoreMod(Reading):
     """A function of a score and its place; the part was made of it."""
 
-    ARGUMENT: ClassVar[str] = "score_mod"
+    ARGUMENT = "score_mod"
 
     @staticmethod
     def changed(given: Any, scores: Array, at: Places, xp: Any) -> Array:
@@ -39,7 +39,7 @@ class ScoreMod(Reading):
 class MaskMod(Reading):
     """A function that says which query sees which key; the part was made of it."""
 
-    ARGUMENT: ClassVar[str] = "mask_mod"
+    ARGUMENT = "mask_mod"
 
     @staticmethod
     def hides(given: Any, at: Places, xp: Any) -> Array | None:
@@ -53,5 +53,5 @@ class Blocks(Reading):
 
     part: str = BLOCKS
 
-    ARGUMENT: ClassVar[str] = "block_mask"
-    PARTS: ClassVar[tuple[Part, ...]] = (Part(BLOCKS, "block_mask", axes="bh", dtype="int32"),)
+    ARGUMENT = "block_mask"
+    PARTS = (Part(BLOCKS, "block_mask", axes="bh", dtype="int32"),)

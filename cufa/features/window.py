@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from cufa.arrays import Array
 from cufa.checks import check_integer
@@ -59,16 +59,16 @@ class Window(Value):
     left: int | None
     right: int | None
 
-    ARGUMENT: ClassVar[str] = "window"
-    DEFAULT: ClassVar[object] = NO_WINDOW
-    LONGEST: ClassVar[int | None] = MAX_WINDOW
-    OPTION: ClassVar[Option | None] = Option(
+    ARGUMENT = "window"
+    DEFAULT = NO_WINDOW
+    LONGEST = MAX_WINDOW
+    OPTION = Option(
         "--window",
         "L,R",
         "keys before and after its own that a query sees: 4096,0 or 512,none",
         _read,
     )
-    PARTS: ClassVar[tuple[Part, ...]] = (
+    PARTS = (
         Part("WindowLeft", "window", _LEFT, left_edge=True, decodes=True),
         Part("WindowRight", "window", _RIGHT, right_edge=True, decodes=True),
     )

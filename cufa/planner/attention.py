@@ -98,7 +98,7 @@ class Planner:
         self._alone, self._num_splits = batch_invariant, num_splits
         self._known: dict[tuple[int, ...], Plan | DecodePlan] = {}
         # Else nothing changes within a step of keys. A window may hide keys of longer caches only.
-        self._counts_keys = is_uneven(problem.score) or problem.hides_far_keys
+        self._counts_keys = is_uneven(problem.score) or problem.reach.left is not None
         self._longest = min(MAX_LENGTH, problem.longest[0])
         self._choice: rules.Choice | None = None
         self._rounded: Callable[[int, int], tuple[int, int]] | None = None

@@ -6,7 +6,7 @@ all is the same. Arrays that a caller's own expressions read may have any axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -107,15 +107,12 @@ class Extras(NamedTuple):
 
     def described(self, infos: tuple[Any, ...]) -> Extras:
         """Return by name what each of `flat` is like."""
-        named = tuple(
+        named = (
             ArrayInfo(*each) if each is not None and len(each) == _INFO else each for each in infos
         )
-        lengths = len(self.arrays)
-        mods = lengths + len(self.lengths)
-        scales = mods + len(self.mods)
-        return Extras(
-            named[:lengths], named[lengths:mods], named[mods:scales], scales=named[scales:]
-        )
+        kinds = self.arrays, self.lengths, self.mods, self.scales
+        arrays, lengths, mods, scales = (tuple(islice(named, len(kind))) for kind in kinds)
+        return Extras(arrays, lengths, mods, scales=scales)
 
     def place(self, which: int) -> int:
         """Return where in `flat` an array is; the seed is last.
@@ -130,11 +127,6 @@ class Extras(NamedTuple):
 
 NO_EXTRAS = Extras()
 _INFO = len(ArrayInfo._fields)  # a `BlockMask`'s key has more
-
-
-def part_of(argument: str, dtype: np.dtype) -> Part | None:
-    """Return the part that reads an argument of a dtype; None if none does."""
-    return _PARTS[argument].get(dtype)
 
 
 def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> Ints | None:
@@ -193,52 +185,50 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
     ValueError
         An array does not fit.
     """
-    placed_numbers = []
+    found: list[Ints] = []
     mods = iter(extras.mods)
     for name in reads:
         part = part_named(name)
+        numbers: list[int] = []
         if part.source:
-            placed_numbers.append(_own_numbers(islice(mods, len(part.arrays)), sizes))
-            continue
-        info = extras.arrays[ARRAYS.index(part.argument)]
-        strides: Sequence[int] | None = None
-        if name == BLOCKS:
-            if info is not None and unlike(info, sizes) is None:
-                strides = info[0][:2]
-        elif info is not None and part_of(part.argument, info.dtype) is part:
-            strides = None if _odd(*info) else steps(part, ndim, sizes, info.shape, info.strides)
-            strides = strides and [step // info.dtype.itemsize for step in strides]
-        if strides is None:
-            raise ValueError(f"{part.argument} does not fit")
-        placed_numbers.append((0, *strides))
-    return tuple(placed_numbers)
+            for info in islice(mods, len(part.arrays)):
+                _check_readable(part.argument, info, sizes)
+                numbers += 0, *info.strides, *info.shape
+        else:
+            info = extras.arrays[ARRAYS.index(part.argument)]
+            numbers += 0, *_steps_of(part, info, ndim, sizes)
+        found.append(tuple(numbers))
+    return tuple(found)
 
 
-def _own_numbers(arrays: Iterable[ArrayInfo], sizes: Sizes) -> Ints:
-    """Return the numbers of the arrays that an expression reads."""
-    numbers: list[int] = []
-    for shape, strides, dtype in arrays:
-        complaint = _complaint(shape, strides, dtype, sizes)
-        if complaint is not None:
-            raise ValueError(complaint)
-        numbers += 0, *strides, *shape
-    return tuple(numbers)
+def _steps_of(part: Part, info: Any, ndim: int, sizes: Sizes) -> Ints:
+    """Return the steps of an array that a part reads, or what `placed` has in their place."""
+    if info is not None and part.name == BLOCKS and unlike(info, sizes) is None:
+        return info[0][:2]
+    if info is not None and part.name != BLOCKS and not is_odd(info):
+        of_dtype, strides = _fitted(part.argument, info, ndim, sizes)
+        if of_dtype is part:
+            return tuple(step // info.dtype.itemsize for step in strides)
+    raise ValueError(f"{part.argument} does not fit")
 
 
-def _complaint(shape: Ints, strides: Ints, dtype: np.dtype, sizes: Sizes) -> str | None:
-    """Say why no expression can read an array, or return None."""
-    if 0 in shape and 0 not in sizes.values():
-        return "there is nothing to read"
-    if any(n >= 2**31 for n in shape):
-        return "no axis may be longer than 2147483647"
-    if _odd(shape, strides, dtype):
-        return f"strides {strides} must be multiples of an element"
-    return None
+def _check_readable(name: str, array: Array | ArrayInfo, sizes: Sizes) -> None:
+    """Refuse an array that no expression can read."""
+    complaint = ""
+    if 0 in array.shape and 0 not in sizes.values():
+        complaint = "there is nothing to read"
+    elif any(n >= 2**31 for n in array.shape):
+        complaint = "no axis may be longer than 2147483647"
+    elif is_odd(array):
+        complaint = f"strides {array.strides} must be multiples of an element"
+    if complaint:
+        raise ValueError(f"{name} has shape {array.shape}: {complaint}")
 
 
-def _odd(shape: Ints, strides: Ints, dtype: np.dtype) -> bool:
+def is_odd(array: Array | ArrayInfo) -> bool:
     """Whether a stride is no multiple of an element, along an axis that has several."""
-    return any(n > 1 and step % dtype.itemsize for n, step in zip(shape, strides, strict=True))
+    steps = zip(array.shape, array.strides, strict=True)
+    return any(n > 1 and step % array.dtype.itemsize for n, step in steps)
 
 
 def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
@@ -302,9 +292,7 @@ def check_function_arrays(
             raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
         if xp is not np:
             check_devices({name: array}, xp)
-        complaint = _complaint(array.shape, array.strides, array.dtype, sizes)
-        if complaint is not None:
-            raise ValueError(f"{name} has shape {array.shape}: {complaint}")
+        _check_readable(name, array, sizes)
 
 
 def parse_score_arrays(
@@ -348,25 +336,32 @@ def parse_score_arrays(
             continue
         if module_of(argument, array) is not xp:
             raise TypeError(f"{argument} must be a {xp.__name__} array, as q is")
-        part = part_of(argument, array.dtype)
-        if part is None:
-            needed = " or ".join(part.dtype for part in _PARTS[argument].values())
-            raise TypeError(
-                f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
-                f"{_other_mask(array.dtype) if argument == 'mask' else ''}"
-            )
-        strides = steps(part, ndim, sizes, array.shape, array.strides)
-        if strides is None:
-            raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
+        part, strides = _fitted(argument, array, ndim, sizes)
         if xp is np:
             if part.dtype == "uint8":
                 _check_bits(argument, array, sizes["k"])
-            views[argument] = _spread(np.asarray(array), part, sizes, strides, np)
+            views[argument] = _spread(np.asarray(array), part, strides, sizes, np)
         else:
             check_devices({argument: array}, xp)
         reads.append(part.name)
     check_function_arrays(functions, sizes, xp, "as q is")
     return (*reads, *functions.parts), views
+
+
+def _fitted(argument: str, array: Array | ArrayInfo, ndim: int, sizes: Sizes) -> tuple[Part, Ints]:
+    """Return the part that reads an array, and what `steps` returns, if the array fits."""
+    parts = _PARTS[argument]
+    part = parts.get(array.dtype)
+    if part is None:
+        needed = " or ".join(dtype.name for dtype in parts)
+        raise TypeError(
+            f"{argument} has dtype {shown_dtype(array.dtype)}: {needed} is needed"
+            f"{_other_mask(array.dtype) if argument == 'mask' else ''}"
+        )
+    strides = steps(part, ndim, sizes, array.shape, array.strides)
+    if strides is None:
+        raise ValueError(f"{argument} has shape {array.shape}: {_needed(part, ndim, sizes)}")
+    return part, strides
 
 
 def _other_mask(dtype: np.dtype) -> str:
@@ -397,14 +392,10 @@ def all_axes(argument: str, array: Array, ndim: int, sizes: Sizes, xp: Any) -> A
     xp : module
         Module of the array.
     """
-    part = part_of(argument, array.dtype)
-    strides = part and steps(part, ndim, sizes, array.shape, array.strides)
-    assert part is not None
-    assert strides is not None
-    return _spread(array, part, sizes, strides, xp)
+    return _spread(array, *_fitted(argument, array, ndim, sizes), sizes, xp)
 
 
-def _spread(array: Array, part: Part, sizes: Sizes, strides: Ints, xp: Any) -> Array:
+def _spread(array: Array, part: Part, strides: Ints, sizes: Sizes, xp: Any) -> Array:
     as_strided = xp.lib.stride_tricks.as_strided
     view: Array = as_strided(array, _lengths(part, part.axes, sizes), strides)
     if xp is np:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa import features
 from cufa.arrays import Array, Ints, Operands, as_bhsd, module_of
 from cufa.checks import (
     check_devices,
@@ -21,13 +22,13 @@ from cufa.checks import (
     check_layout,
     check_out,
     check_real,
+    check_scale,
 )
-from cufa.features import values_of
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.problem.extras import arrays_of, parse_score_arrays, with_block_mask
 from cufa.problem.lengths import with_lengths
-from cufa.problem.problem import Problem, from_shapes
-from cufa.problem.scales import SCALES, check_scale_shapes, check_scaled
+from cufa.problem.problem import Problem, check_shapes
+from cufa.problem.scales import SCALES, check_scaled
 
 MAX_UNIFIED = 1e6
 """The largest preset maximum: float32 subtracts no larger score exactly enough."""
@@ -96,8 +97,8 @@ def parse(
     if xp is np:  # subclasses (memmap, matrix) become the plain arrays that they are views of
         arrays = {name: np.asarray(array) for name, array in arrays.items()}
         scales = {name: np.asarray(scale) for name, scale in scales.items()}
-    dtype, kv_dtype = _dtypes(arrays, scales, xp) if is_cached else (check_dtypes(arrays), None)
     _check_ranks(arrays, is_packed, is_cached)
+    dtype, kv_dtype = _dtypes(arrays, scales, xp) if is_cached else (check_dtypes(arrays), None)
     inputs = {name: array for name, array in arrays.items() if name != "out"}
     if xp is not np:
         check_devices({**arrays, **scales}, xp)
@@ -107,23 +108,24 @@ def parse(
         module_of("block_table", table)
     if is_cached:
         check_flag("causal", arguments["causal"])
-    problem = from_shapes(
-        *(dtype, q.shape, k.shape, v.shape),
-        scale=arguments.get("scale"),
-        asked=values_of(arguments),
-        shown=tuple(array.shape for array in inputs.values()),
-        kv=("Contiguous" if table is None else "Paged") if is_cached else "Dense",
-        table=() if table is None else table.shape,
+    kv = "Dense" if not is_cached else "Contiguous" if table is None else "Paged"
+    shown = tuple(array.shape for array in inputs.values())
+    of_table = () if table is None else table.shape
+    keys = check_shapes(kv, q.shape, k.shape, v.shape, shown, of_table)
+    (batch, heads_q, seq_q, head_dim), (pages, heads_kv, page_size, head_dim_v) = q.shape, v.shape
+    problem = Problem(
+        *(dtype, batch, heads_q, heads_kv, seq_q, keys, head_dim, head_dim_v),
+        check_scale(arguments.get("scale"), head_dim),
+        features.parse(features.values_of(arguments)),
+        kv,
+        returns_lse=bool(arguments.get("return_lse")),
+        unified_max=_checked_max(arguments.get("unified_max"), dtype, kv_dtype),
+        kv_dtype=kv_dtype,
     )
-    if kv_dtype is not None:
-        check_scale_shapes(inputs, scales)
-    unified_max = _checked_max(arguments.get("unified_max"), dtype, kv_dtype)
-    problem = problem._replace(
-        kv_dtype=kv_dtype, unified_max=unified_max, returns_lse=bool(arguments.get("return_lse"))
-    )
+    if kv == "Paged":
+        problem = problem._replace(pages=pages, page_size=page_size)
     problem, lengths = with_lengths(problem, arguments, xp)
-    score_arrays = arrays_of(arguments)
-    ndim = axes_of({**arguments, "q": inputs["q"]})
+    score_arrays, ndim = arrays_of(arguments), axes_of(arguments)
     reads, views = parse_score_arrays(score_arrays, functions, ndim, problem.sizes, xp)
     if reads:
         problem = problem.reading(*reads)

@@ -5,11 +5,12 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from cufa.arrays import Ints
 from cufa.checks import check_flag, check_scale
 from cufa.dtypes import DTYPES
 from cufa.features import READINGS, ordered, parse
@@ -19,8 +20,6 @@ from cufa.features.parts import part_named
 from cufa.specs import MAX_HEAD_DIM
 
 _F = TypeVar("_F", bound=Feature)
-
-Ints = tuple[int, ...]
 
 MAX_KEYS = 2**31 - 2**20
 """Keys of a sequence in a cache: the kernels' positions are 32-bit integers, in whole tiles."""
@@ -197,7 +196,7 @@ class Problem(NamedTuple):
         return min(((n, name) for n, name in limits if n is not None), default=(_ANY, ""))
 
     @property
-    def _reach(self) -> Reach:
+    def reach(self) -> Reach:
         """How far queries see."""
         bounds: list[int | None] = [None, None, None]
         for feature in self.features:
@@ -206,20 +205,15 @@ class Problem(NamedTuple):
         return Reach(*bounds)
 
     @property
-    def hides_far_keys(self) -> bool:
-        """Whether queries see no keys that are far enough before their own."""
-        return self._reach.left is not None
-
-    @property
     def visited(self) -> int:
         """Number of keys from the first one that any query sees."""
-        left = self._reach.left
+        left = self.reach.left
         return self.seq_kv if left is None else min(self.seq_kv, max(1, left + self.seq_q))
 
     @property
     def most_seen(self) -> int | None:
         """The most keys that a query sees, if a bound leaves some out; else None."""
-        left, right, most = self._reach
+        left, right, most = self.reach
         if left is not None and right is not None:
             most = left + right + 1 if most is None else min(most, left + right + 1)
         return None if most is None or most >= self.seq_kv else most
@@ -285,18 +279,25 @@ class Problem(NamedTuple):
         """
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-        shapes = []
-        for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
-            if not isinstance(shape, Iterable):
-                kind = type(shape).__name__
-                raise TypeError(f"{name}_shape must be a sequence of sizes, not {kind}")
-            sizes = tuple(shape)
-            if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
-                raise ValueError(f"{name} has shape {sizes}: sizes must be integers >= 0")
-            if len(sizes) != 4:
-                raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
-            shapes.append(tuple(int(n) for n in sizes))
-        return from_shapes(dtype, *shapes, scale=scale, asked=options, shown=tuple(shapes))
+        q = _checked_shape("q", q_shape)
+        k = _checked_shape("k", k_shape)
+        v = _checked_shape("v", v_shape)
+        check_shapes("Dense", q, k, v)
+        sizes = q[0], q[1], k[1], q[2], k[2], q[3], v[3]
+        return cls(dtype, *sizes, check_scale(scale, q[3]), parse(options))
+
+
+def _checked_shape(name: str, shape: object) -> Ints:
+    """Return the shape of q, k or v as plain integers."""
+    if not isinstance(shape, Iterable):
+        kind = type(shape).__name__
+        raise TypeError(f"{name}_shape must be a sequence of sizes, not {kind}")
+    sizes = tuple(shape)
+    if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in sizes):
+        raise ValueError(f"{name} has shape {sizes}: sizes must be integers >= 0")
+    if len(sizes) != 4:
+        raise ValueError(f"{name} has shape {sizes}: 4 axes (b, h, s, d) are needed")
+    return tuple(map(int, sizes))
 
 
 def checked(problem: Problem) -> Problem:
@@ -328,36 +329,8 @@ def checked(problem: Problem) -> Problem:
     return result._replace(returns_lse=check_flag("returns_lse", p.returns_lse))
 
 
-def from_shapes(
-    dtype: str,
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    v_shape: tuple[int, ...],
-    *,
-    scale: float | None,
-    asked: Mapping[str, object],
-    shown: tuple[tuple[int, ...], ...],
-    kv: str = "Dense",
-    table: Ints = (),
-) -> Problem:
-    """Check 4-D shapes and the arguments that are plain values; others are as in `check_shapes`.
-
-    `asked` holds features of the scores by argument, see `cufa.features.parse`.
-    """
-    keys = check_shapes(kv, q_shape, k_shape, v_shape, shown, table)
-    (batch, heads_q, seq_q, head_dim), (blocks, heads_kv, page_size, head_dim_v) = q_shape, v_shape
-    sizes = batch, heads_q, heads_kv, seq_q, keys, head_dim, head_dim_v
-    problem = Problem(dtype, *sizes, check_scale(scale, head_dim), parse(asked), kv)
-    return problem._replace(pages=blocks, page_size=page_size) if kv == "Paged" else problem
-
-
 def check_shapes(
-    kv: str,
-    q: Ints,
-    k: Ints,
-    v: Ints,
-    shown: tuple[Ints, ...] = (),
-    table: Ints = (),
+    kv: str, q: Ints, k: Ints, v: Ints, shown: tuple[Ints, ...] = (), table: Ints = ()
 ) -> int:
     """Check 4-D shapes of a call, and return how many keys a sequence has at most.
 
@@ -388,13 +361,12 @@ def check_shapes(
     if head_dim_k != head_dim:
         raise _mismatch(1, 0, f"head_dim {head_dim_k} and {head_dim} differ", cached, shown)
     if v[:3] != k[:3]:
-        axis = next(i for i in range(3) if v[i] != k[i])
-        names = ("pages", "heads", "page_size") if paged else ("batch", "heads", "capacity")
-        name = names[axis] if cached else ("batch", "heads", "seq")[axis]
-        raise _mismatch(2, 1, f"{name} {v[axis]} and {k[axis]} differ", cached, shown)
+        axes = "batch", "heads", "capacity" if cached else "seq"
+        axes = ("pages", "heads", "page_size") if paged else axes
+        i = next(i for i in range(3) if v[i] != k[i])
+        raise _mismatch(2, 1, f"{axes[i]} {v[i]} and {k[i]} differ", cached, shown)
     if heads_q % heads_kv if heads_kv else heads_q:
-        what = f"heads {heads_q} is no multiple of heads {heads_kv}"
-        raise _mismatch(0, 1, what, cached, shown)
+        raise _mismatch(0, 1, f"heads {heads_q} is no multiple of heads {heads_kv}", cached, shown)
     if not 1 <= head_dim <= MAX_HEAD_DIM >= head_dim_v >= 1:
         i, dim = (2, head_dim_v) if 1 <= head_dim <= MAX_HEAD_DIM else (0, head_dim)
         raise ValueError(

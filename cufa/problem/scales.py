@@ -8,6 +8,7 @@ import numpy as np
 
 from cufa.arrays import Array, ArrayInfo, Ints
 from cufa.checks import shown_dtype
+from cufa.problem.extras import is_odd
 from cufa.quantized.e4m3 import E4M3
 
 _OF_8_BITS = {
@@ -28,7 +29,7 @@ def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> st
     Parameters
     ----------
     caches : mapping
-        ``k_cache`` and ``v_cache``.
+        ``k_cache`` and ``v_cache``, of four axes.
     scales : mapping
         Those that the caller gives, by argument.
 
@@ -37,7 +38,8 @@ def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> st
     TypeError
         Caches of 8 bits differ in dtype, or scales are no float32.
     ValueError
-        Caches of 8 bits lack a scale, or others have one.
+        Caches of 8 bits lack a scale, or others have one; scales have other axes than their cache
+        has in front of its last.
     """
     k, v = (caches[name].dtype for name in _CACHES)
     dtype = _OF_8_BITS.get(k)
@@ -59,33 +61,18 @@ def check_scaled(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> st
                 f"{name} is needed where {cache} has dtype {shown_dtype(k)}: float32, one scale "
                 f"for each key and K/V head, {cache}.shape[:3]; scales() of a KVCache returns them"
             )
-        if scales[name].dtype != np.float32:
+        scale, shape = scales[name], caches[cache].shape
+        if scale.dtype != np.float32:
             raise TypeError(
-                f"{name} has dtype {shown_dtype(scales[name].dtype)}, but float32 is needed: "
+                f"{name} has dtype {shown_dtype(scale.dtype)}, but float32 is needed: "
                 f"{name}.astype(numpy.float32) converts it"
             )
-    return dtype
-
-
-def check_scale_shapes(caches: Mapping[str, Array], scales: Mapping[str, Array]) -> None:
-    """Refuse scales that have other axes than their cache has in front of its last.
-
-    Parameters
-    ----------
-    caches, scales : mapping
-        As in `check_scaled`, as the caller has them.
-
-    Raises
-    ------
-    ValueError
-    """
-    for (name, scale), cache in zip(scales.items(), _CACHES, strict=False):
-        shape = caches[cache].shape
         if scale.shape != shape[:3]:
             raise ValueError(
                 f"{name} has shape {scale.shape}, but {cache} has shape {shape}: one scale for "
                 f"each key and K/V head, {shape[:3]}, is needed"
             )
+    return dtype
 
 
 def scale_infos(
@@ -104,7 +91,7 @@ def scale_infos(
     Raises
     ------
     ValueError
-        They do not fit, as `check_scaled` and `check_scale_shapes` say in words.
+        They do not fit, as `check_scaled` says in words.
     """
     found = []
     order = (0, 1, 2) if layout == "bhsd" else (0, 2, 1)
@@ -112,9 +99,7 @@ def scale_infos(
         if info is None or len(info.shape) != len(order):
             raise ValueError("scales need three axes")
         of, steps = (tuple(each[axis] for axis in order) for each in info[:2])
-        if of != shape[:3] or any(
-            step % info.dtype.itemsize for n, step in zip(of, steps, strict=True) if n > 1
-        ):
+        if of != shape[:3] or is_odd(info):
             raise ValueError(f"scales of shape {of} and strides {steps} are not of {shape}")
         found.append(ArrayInfo(of, steps, info.dtype))
     return tuple(found)

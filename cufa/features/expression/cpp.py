@@ -23,11 +23,6 @@ _SAYS = {
     SCORE_MOD: "LINEAR = false, NATURAL = true, KEY_MAJOR = true",
     MASK_MOD: "PAIRWISE = true, KEY_MAJOR = true",
 }
-_STEP = "float step(const Pair& pair, int side) const"
-_TURN = "int turn(const Pair& pair) const"
-_SLOPE = "float slope(float s, float changed, const Pair& pair) const"
-_PARTIAL = "float partial(Read<{}>, float s, const Pair& pair) const"
-_PLACE = "float* place(Read<{}>, float s, const Pair& pair) const"
 _METHODS = {
     SCORE_MOD: "float score(float s, const Pair& pair) const",
     MASK_MOD: "bool hides(const Pair& pair) const",
@@ -58,7 +53,7 @@ def of_graph(
     argument: str,
     graph: Graph,
     root: int,
-    arrays: Sequence[ReadArray],
+    reads: Sequence[ReadArray],
     tilt: Tilt | None = None,
     slope: int | None = None,
     elements: Sequence[Element] = (),
@@ -72,7 +67,7 @@ def of_graph(
     graph : Graph
     root : int
         A score in natural units, or whether a query sees a key.
-    arrays : sequence of ReadArray
+    reads : sequence of ReadArray
         The arrays that nodes name by their numbers.
     tilt : Tilt, optional
         The growth of a score that grows evenly from key to key.
@@ -84,8 +79,8 @@ def of_graph(
     differentiated = 1 + max((element.sums for element in elements), default=-1)
     members = [f"float* {sums_of_read(i)};" for i in range(differentiated)]
     members += [
-        f"numpy::Array<{ELEMENTS[array.dtype][0]}, {array.ndim}> {_named(array.number)};"
-        for array in arrays
+        f"numpy::Array<{ELEMENTS[array.dtype][0]}, {array.ndim}> {_named(number)};"
+        for number, array, _ in reads
     ]
     if elements:
         members.append(f"static constexpr int SUMS = {len(elements)};")
@@ -98,12 +93,12 @@ def of_graph(
     add(_METHODS[argument], root, value="!{}" if argument == MASK_MOD else "{}")
     if tilt is not None:
         says += ", AFFINE_IN_KEY = true"
-        add(_STEP, tilt.step)
+        add("float step(const Pair& pair, int side) const", tilt.step)
         if tilt.turn is not None:
             says += ", BREAKS_ELSEWHERE = true"
-            add(_TURN, tilt.turn)
+            add("int turn(const Pair& pair) const", tilt.turn)
     if slope is not None:
-        add(_SLOPE, slope)
+        add("float slope(float s, float changed, const Pair& pair) const", slope)
     if elements:
         says += f", COLLIDES = true, {_listed('BY_QUERY', [e.by_query for e in elements])}"
         says += f", {_listed('BY_KEY', [e.by_key for e in elements])}"
@@ -111,8 +106,10 @@ def of_graph(
         load = graph.nodes[element.load]
         indices = "".join(f", {_index(graph, j, '{}')}" for j in load.operands)
         place = f"{sums_of_read(element.sums)} + numpy::number({_named(load.array)}{indices})"
-        add(_PARTIAL.format(i), element.slope)
-        add(_PLACE.format(i), *load.operands, value=place)
+        add(f"float partial(Read<{i}>, float s, const Pair& pair) const", element.slope)
+        add(
+            f"float* place(Read<{i}>, float s, const Pair& pair) const", *load.operands, value=place
+        )
     return _struct(argument, says, members, "expression_sums" if elements else "expression")
 
 

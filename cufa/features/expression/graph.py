@@ -1,7 +1,11 @@
-"""An expression as a graph of typed nodes, each a function of others; equal ones are one."""
+"""An expression as a graph of typed nodes, each a function of others; equal ones are one.
+
+A node's value on NumPy arrays is here, too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +110,38 @@ class Graph:
     def names(self, *roots: int) -> set[str]:
         """Return the names of nodes and of all that they are computed from."""
         return {self.nodes[i].name for i in self.reachable(*roots)}
+
+    def on_numpy(self, root: int, arrays: Sequence[np.ndarray]) -> Callable[..., np.ndarray]:
+        """Return what computes a node from a score and the numbers of its pair, which are arrays.
+
+        Parameters
+        ----------
+        root : int
+        arrays : sequence of ndarray
+            The arrays that nodes name by their numbers.
+        """
+
+        def evaluated(*inputs: np.ndarray) -> np.ndarray:
+            given = dict(zip((SCORE, *PAIR), inputs, strict=True))
+            values: dict[int, Any] = {}
+            for i in self.reachable(root):
+                name, kind, operands, text, array, axis = self.nodes[i]
+                dtype, found = TYPES[kind], [values[j] for j in operands]
+                if name in given:
+                    values[i] = given[name].astype(dtype, copy=False)
+                elif name == "constant":
+                    values[i] = dtype(float.fromhex(text) if kind == FLOAT else int(text))
+                elif name == "length":
+                    values[i] = dtype(arrays[array].shape[axis])
+                elif name == "load":
+                    values[i] = arrays[array][tuple(found)].astype(dtype)
+                elif name == "cast":
+                    values[i] = found[0].astype(dtype)
+                else:
+                    values[i] = getattr(np, name)(*found)
+            return np.asarray(values[root])
+
+        return np.errstate(all="ignore")(evaluated)
 
 
 def _kind_of(value: bool | int | float) -> str:

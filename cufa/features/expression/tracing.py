@@ -19,7 +19,6 @@ from cufa.features.expression.closures import Closure, closure, rebuilt
 from cufa.features.expression.cpp import MASK_MOD, SCORE_MOD, Element, sums_of_read
 from cufa.features.expression.derivative import derivative
 from cufa.features.expression.graph import BOOL, FLOAT, INT, PAIR, SCORE, Graph, Node
-from cufa.features.expression.on_numpy import on_numpy
 from cufa.features.expression.tilt import tilt_of
 from cufa.features.expression.values import ELEMENTS, Lookup, ReadArray, Value, node_of
 from cufa.features.part import Parameter, Part
@@ -172,7 +171,7 @@ def read_by(score_mod: Callable[..., Any]) -> dict[str, Array]:
 def partials_of(score_mod: Callable[..., Any], name: str) -> list[Partial]:
     """Return the derivatives of a `score_mod` by what it reads of an array, a place each."""
     recorded = _recorded(SCORE_MOD, score_mod, closure(score_mod))
-    graph, root, reads, _ = recorded
+    graph, root, reads = recorded
     numbers = {each.number: 0 for each in reads if each.name == name}
     return [
         Partial(
@@ -207,11 +206,10 @@ class _Recorded(NamedTuple):
     graph: Graph
     root: int
     reads: list[ReadArray]
-    arrays: list[Array]
 
     def on_numpy(self, node: int) -> Callable[..., np.ndarray]:
         """Return what computes a node from what the function is called with: NumPy arrays."""
-        return on_numpy(self.graph, node, self.arrays)
+        return self.graph.on_numpy(node, [read.array for read in self.reads])
 
 
 def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _Recorded:
@@ -219,15 +217,14 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
     for array, name in found.arrays.values():
         check_unmasked(f"{argument}: {name}", array)
     reads = [
-        ReadArray(i, name, array.dtype, array.ndim)
-        for i, (array, name) in enumerate(found.arrays.values())
+        ReadArray(i, *array_and_name) for i, array_and_name in enumerate(found.arrays.values())
     ]
-    numbers = {address: i for i, address in enumerate(found.arrays)}
+    known = dict(zip(found.arrays, reads, strict=True))
     inputs = [Value(graph, graph.add(Node(name, INT))) for name in PAIR]
     if argument == SCORE_MOD:
         inputs.insert(0, Value(graph, graph.add(_SCORE)))
     try:
-        traced = rebuilt(function, lambda array: Lookup(graph, reads[numbers[id(array)]]))
+        traced = rebuilt(function, lambda array: Lookup(graph, known[id(array)]))
         root = node_of(traced(*inputs), graph)
         if argument == MASK_MOD and graph.kind(root) != BOOL:
             raise TypeError(f"it returns what is {graph.kind(root)}: a bool is needed")
@@ -239,7 +236,7 @@ def _recorded(argument: str, function: Callable[..., Any], found: Closure) -> _R
     except Exception as error:
         where = _place(error.__traceback__)
         raise TypeError(f"{argument} cannot be traced: {error}{where}") from error
-    return _Recorded(graph, root, reads, [array for array, _ in found.arrays.values()])
+    return _Recorded(graph, root, reads)
 
 
 def _traced(argument: str, function: Any, found: Closure, wrt: tuple[str, ...]) -> _Traced:
@@ -247,7 +244,7 @@ def _traced(argument: str, function: Any, found: Closure, wrt: tuple[str, ...]) 
         name, source = cpp.of_text(argument, function)
         register(Part(name, argument, source=source))
         return TracedFunctions((name,)), ()
-    graph, root, arrays, _ = _recorded(argument, function, found)
+    graph, root, known = _recorded(argument, function, found)
     again = (_recorded(argument, function, found) for _ in range(_AGAIN))
     if any((each.graph.nodes, each.root) != (graph.nodes, root) for each in again):
         raise TypeError(
@@ -259,23 +256,23 @@ def _traced(argument: str, function: Any, found: Closure, wrt: tuple[str, ...]) 
     if graph.nodes[root] in (_UNCHANGED, _ALL_SEEN):
         return NOTHING, ()
     reached = (graph.nodes[i] for i in graph.reachable(root))
-    used = [arrays[i] for i in sorted({node.array for node in reached if node.array >= 0})]
-    size = sum(8 + 12 * array.ndim for array in used)
+    used = [known[i] for i in sorted({node.array for node in reached if node.array >= 0})]
+    size = sum(8 + 12 * read.array.ndim for read in used)
     if size > _MOST_BYTES:
         raise ValueError(
             f"{argument} reads {len(used)} arrays, whose addresses, strides and lengths take "
             f"{size} bytes: a kernel has room for {_MOST_BYTES}"
         )
     tilt = tilt_of(graph, root) if argument == SCORE_MOD and slope is None else None
-    sums = tuple(array.name for array in used if array.name in wrt)
-    numbers = {array.number: sums.index(array.name) for array in used if array.name in sums}
+    sums = tuple(read.name for read in used if read.name in wrt)
+    numbers = {read.number: sums.index(read.name) for read in used if read.name in sums}
     elements = _elements(graph, root, numbers)
     name, source = cpp.of_graph(argument, graph, root, used, tilt, slope, elements)
-    ndims = tuple(array.ndim for array in used)
+    ndims = tuple(read.array.ndim for read in used)
     parameters = tuple(Parameter(sums_of_read(i), "u8") for i in range(len(sums)))
     register(Part(name, argument, parameters, source=source, arrays=ndims, tilts=tilt is not None))
-    names = tuple(f"{argument}: {array.name}" for array in used)
-    return TracedFunctions((name,), (), names, sums), tuple(array.number for array in used)
+    names = tuple(f"{argument}: {read.name}" for read in used)
+    return TracedFunctions((name,), (), names, sums), tuple(read.number for read in used)
 
 
 def _elements(graph: Graph, root: int, sums: Mapping[int, int]) -> list[Element]:

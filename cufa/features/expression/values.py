@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from cufa.arrays import Array
 from cufa.checks import shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.features.expression import rules
@@ -45,15 +46,13 @@ class ReadArray(NamedTuple):
     ----------
     number : int
         Among those of the function.
+    array : array
     name : str
-    dtype : dtype
-    ndim : int
     """
 
     number: int
+    array: Array
     name: str
-    dtype: np.dtype
-    ndim: int
 
 
 def _unknown(request: str, instead: str) -> Callable[..., NoReturn]:
@@ -184,30 +183,31 @@ class Lookup(_Traced):
     Parameters
     ----------
     graph : Graph
-    array : ReadArray
+    read : ReadArray
     """
 
-    __slots__ = ("_array",)
+    __slots__ = ("_read",)
 
-    def __init__(self, graph: Graph, array: ReadArray) -> None:
-        self._graph, self._array = graph, array
+    def __init__(self, graph: Graph, read: ReadArray) -> None:
+        self._graph, self._read = graph, read
 
     @property
     def ndim(self) -> int:
         """How many axes it has."""
-        return self._array.ndim
+        ndim: int = self._read.array.ndim
+        return ndim
 
     @property
     def shape(self) -> tuple[Value, ...]:
         """Their lengths, which are those of the array when the kernel runs."""
         nodes = (
-            Node("length", INT, array=self._array.number, axis=axis) for axis in range(self.ndim)
+            Node("length", INT, array=self._read.number, axis=axis) for axis in range(self.ndim)
         )
         return tuple(Value(self._graph, self._graph.add(node)) for node in nodes)
 
     def __getitem__(self, key: Any) -> Value:
         """Note an element."""
-        name, found = self._array.name, []
+        name, found = self._read.name, []
         for index in key if isinstance(key, tuple) else (key,):
             if isinstance(index, slice) or index is None or index is Ellipsis:
                 raise TypeError(f"{name} is indexed by integers, not by {index!r}")
@@ -215,23 +215,23 @@ class Lookup(_Traced):
             if self._graph.kind(node) not in (INT, LONG):
                 raise TypeError(f"an index of {name} is an integer, not {self._graph.kind(node)}")
             found.append(node)
-        return Value(self._graph, self._read(tuple(found)))
+        return Value(self._graph, self._element(*found))
 
     def _node(self) -> int:
-        return self._read(())
+        return self._element()
 
-    def _read(self, indices: tuple[int, ...]) -> int:
-        array = self._array
+    def _element(self, *indices: int) -> int:
+        number, array, name = self._read
         if len(indices) != array.ndim:
             raise TypeError(
-                f"{array.name} has {array.ndim} axes, and {len(indices)} indices: an element is "
+                f"{name} has {array.ndim} axes, and {len(indices)} indices: an element is "
                 "read with one for each axis at once"
             )
         if array.dtype not in ELEMENTS:
             dtype = shown_dtype(array.dtype)
-            raise TypeError(f"{array.name} has dtype {dtype}, which no kernel reads")
+            raise TypeError(f"{name} has dtype {dtype}, which no kernel reads")
         _, kind = ELEMENTS[array.dtype]
-        return self._graph.add(Node("load", kind, indices, array=array.number))
+        return self._graph.add(Node("load", kind, indices, array=number))
 
 
 def node_of(x: Any, graph: Graph, kind: str = BOOL) -> int:
