@@ -16,7 +16,7 @@ from played_gpu import Gpu, Stream, at, on_gpu
 cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
-from cufa.compiler import context, dependent, jit  # noqa: E402
+from cufa.compiler import dependent, jit  # noqa: E402
 from cufa.specs.variant import Variant  # noqa: E402
 
 
@@ -124,14 +124,14 @@ def test_an_error_of_the_driver(driver: Driver) -> None:
 
 def test_a_thread_that_has_no_context_yet(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
-    driver.error = context.INVALID
+    driver.error = dependent.driver.INVALID_CONTEXT
     made = []
 
     def make_current() -> None:
         made.append(threading.get_ident())
         driver.error = 0
 
-    monkeypatch.setattr(context, "make_current", make_current)
+    monkeypatch.setattr("cufa.compiler.driver.make_context_current", make_current)
     launch(buffer_of(4096))
     assert made == [threading.get_ident()]
     assert len(driver.launches) == 2

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cufa.arrays import Ints
-from cufa.compiler import context, driver
+from cufa.compiler import driver
 
 FIRST_CAPABILITY = 90
 """The first devices that can, ten times their compute capability."""
@@ -145,8 +145,8 @@ class Dependent:
             passed.bytes[:] = overlapping if may_overlap(stream) else in_order
             passed.words[_STREAM] = stream.ptr
             error = launch(passed.config, function, passed.parameters, None)
-            if error == context.INVALID:
-                context.make_current()
+            if error == driver.INVALID_CONTEXT:
+                driver.make_context_current()
                 error = launch(passed.config, function, passed.parameters, None)
             if error:
                 raise cupy.cuda.driver.CUDADriverError(error)
