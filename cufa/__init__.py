@@ -14,14 +14,13 @@ Start here:
 """
 
 from cufa.api.attention import attention, explain
-from cufa.api.backward import attention_backward, explain_backward
+from cufa.api.backward import attention_backward, attention_varlen_backward, explain_backward
 from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
 from cufa.api.merge import merge
 from cufa.api.quantize import quantize
 from cufa.api.rotary import Rotary
 from cufa.api.varlen import attention_varlen, explain_varlen
-from cufa.api.varlen_backward import attention_varlen_backward
 from cufa.caches.full import CacheFullError
 from cufa.caches.kv_cache import KVCache
 from cufa.caches.paged_kv_cache import PagedKVCache

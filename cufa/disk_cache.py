@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -84,16 +85,13 @@ def read(path: Path) -> bytes | None:
     try:
         if os.name == "nt":
             return path.read_bytes()
-        top = folder()
-        with contextlib.ExitStack() as opened:
-            where = top if top in path.parents else path.parent
-            descriptor, found = _open(where, path, opened)
-            if found is None:
+        with _opened(path) as (descriptor, complaint):
+            if complaint is None:
                 with open(descriptor, "rb", closefd=False) as file:
                     return file.read()
     except OSError:
         return None
-    _ignored(found)
+    _ignored(complaint)
     return None
 
 
@@ -105,27 +103,30 @@ def why_ignored(below: Path) -> str | None:
     below : Path
         The cache folder, or one in it.
     """
-    if os.name == "nt":
-        return None
-    with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-        return _open(folder(), below, opened)[1]
+    if os.name != "nt":
+        with contextlib.suppress(OSError), _opened(below) as (_, complaint):
+            return complaint
     return None
 
 
-def _open(top: Path, path: Path, opened: contextlib.ExitStack) -> tuple[int, str | None]:
-    """Open a file or folder, folder by folder: what is looked at is what is read.
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, str | None]]:
+    """Open a file or folder, from the cache folder down: what is looked at is what is read.
 
-    Returns its descriptor, which `opened` closes, and why it is not to be trusted, or None.
+    Gives its descriptor, and why it is not to be trusted, or None.
     """
     how = os.O_RDONLY | os.O_NONBLOCK  # not waiting for a writer, should it be a pipe
-    place, last = top, os.open(top, how)
-    opened.callback(os.close, last)
-    found = _complaint(place, os.fstat(last))
-    for name in path.relative_to(top).parts:
-        place, last = place / name, os.open(name, how, dir_fd=last)
-        opened.callback(os.close, last)
-        found = found or _complaint(place, os.fstat(last))
-    return last, found
+    top = folder()
+    if top not in (path, *path.parents):
+        top = path.parent
+    place, last, found = Path(), None, None
+    with contextlib.ExitStack() as opened:
+        for name in (str(top), *path.relative_to(top).parts):
+            place, last = place / name, os.open(name, how, dir_fd=last)
+            opened.callback(os.close, last)
+            found = found or _complaint(place, os.fstat(last))
+        assert last is not None
+        yield last, found
 
 
 def _complaint(place: Path, found: os.stat_result) -> str | None:

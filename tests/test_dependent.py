@@ -16,8 +16,32 @@ from played_gpu import Gpu, Stream, at, on_gpu
 cupy = pytest.importorskip("cupy")
 
 import cufa  # noqa: E402
-from cufa.compiler import context, dependent, jit  # noqa: E402
+from cufa.compiler import dependent, jit  # noqa: E402
 from cufa.specs.variant import Variant  # noqa: E402
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("unused", ctypes.c_char * 60),
+    )
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
 
 
 class Driver:
@@ -30,7 +54,7 @@ class Driver:
 
     def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
         """Stand for ``cuLaunchKernelEx``."""
-        told = dependent.Config.from_address(config)
+        told = Config.from_address(config)
         attributes = [told.attributes[i] for i in range(told.attribute_count)]
         address = ctypes.c_void_p.from_address(parameters).value
         self.launches.append(
@@ -70,7 +94,7 @@ def test_the_driver_is_told_all(driver: Driver) -> None:
 def test_the_bytes_of_a_config(overlap: bool) -> None:
     """They are packed as the compiler of C would lay out its members."""
     packed = dependent.packed((5, 2, 1), (256, 3, 4), 1000, overlap=overlap)
-    found = dependent.Config.from_buffer_copy(packed)
+    found = Config.from_buffer_copy(packed)
     assert (tuple(found.grid), tuple(found.block)) == ((5, 2, 1), (256, 3, 4))
     assert (found.smem_bytes, found.stream, found.attribute_count) == (1000, None, overlap)
     assert (found.attributes[0].id, found.attributes[0].value) == (6, 1)
@@ -124,14 +148,14 @@ def test_an_error_of_the_driver(driver: Driver) -> None:
 
 def test_a_thread_that_has_no_context_yet(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = dependent.Dependent(SimpleNamespace(ptr=1)).launcher((1, 1, 1), (32, 1, 1), 0)
-    driver.error = context.INVALID
+    driver.error = dependent.driver.INVALID_CONTEXT
     made = []
 
     def make_current() -> None:
         made.append(threading.get_ident())
         driver.error = 0
 
-    monkeypatch.setattr(context, "make_current", make_current)
+    monkeypatch.setattr("cufa.compiler.driver.make_context_current", make_current)
     launch(buffer_of(4096))
     assert made == [threading.get_ident()]
     assert len(driver.launches) == 2
@@ -147,11 +171,12 @@ def test_buffers_do_not_share_what_they_pass() -> None:
 
 def test_the_structs_are_those_of_the_driver() -> None:
     """Sizes and places of cuda.h, the same from CUDA 12 on."""
-    assert ctypes.sizeof(dependent.Config) == 56
-    assert dependent.Config.stream.offset == 32
-    assert dependent.Config.attributes.offset == 40
-    assert ctypes.sizeof(dependent._Attribute) == 72
-    assert dependent._Attribute.value.offset == 8
+    assert ctypes.sizeof(Config) == dependent.CONFIG.size == 56
+    assert Config.stream.offset == 8 * dependent.STREAM == 32
+    assert Config.attributes.offset == 40
+    assert ctypes.sizeof(Attribute) == ctypes.sizeof(dependent._ATTRIBUTE) == 72
+    assert Attribute.value.offset == 8
+    assert ctypes.alignment(dependent._ATTRIBUTE) == 8
 
 
 def test_a_launch_keeps_the_module_loaded(driver: Driver) -> None:

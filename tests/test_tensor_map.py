@@ -9,7 +9,6 @@ import pytest
 from played_gpu import Driver
 from reference import DTYPES
 
-from cufa.compiler import context
 from cufa.launch import tensor_map
 from cufa.specs.params import MAP_WORDS
 
@@ -132,14 +131,14 @@ def test_a_driver_that_hides_the_address(driver: Driver) -> None:
 
 def test_a_thread_that_has_no_context_yet(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.has_context = False
-    monkeypatch.setattr(context, "make_current", lambda: None)
+    monkeypatch.setattr("cufa.compiler.driver.make_context_current", lambda: None)
     with pytest.raises(RuntimeError, match="Tiled: 201"):
         encoded(aligned((1, 1, 4, 64), "float16"), 1, 64, 64)
 
     def make_current() -> None:
         driver.has_context = True
 
-    monkeypatch.setattr(context, "make_current", make_current)
+    monkeypatch.setattr("cufa.compiler.driver.make_context_current", make_current)
     encoded(aligned((1, 1, 4, 64), "float16"), 1, 64, 64)
     assert len(driver.encoded) == 1
 

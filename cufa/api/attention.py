@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.forward import AnyPlan, explained, new_kind, other
+from cufa.api.forward import AnyPlan, explained, new, other
 from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
@@ -17,7 +17,6 @@ from cufa.features.expression.tracing import NOTHING, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.problem.extras import NO_EXTRAS, Extras
-from cufa.problem.lengths import LENGTHS
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from cufa.api.keywords import AttentionOptions, QuantizedOptions
-
-
-_NAMES = (
-    *("q", "k", "v", "out"),
-    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
-    *("scale", "layout", "batch_invariant"),
-)
 
 
 @overload
@@ -263,17 +255,17 @@ def attention(
         alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
     )
     if dropout_p or mods.parts or not no_arrays:
-        lengths = () if lengths_k is lengths_q is None else (lengths_k, lengths_q)
+        of_lengths = () if lengths_k is lengths_q is None else (lengths_k, lengths_q)
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
-        extras = Extras(arrays, lengths, mods.arrays, seed if dropout_p else None)
+        extras = Extras(arrays, of_lengths, mods.arrays, seed if dropout_p else None)
         has_tiles = block_mask is not None and block_mask.seq_kv > 0
-        read = mods.parts, len(lengths), has_tiles, *map(calls.dtype_of, extras.flat)
+        read = mods.parts, len(of_lengths), has_tiles, *map(calls.dtype_of, extras.flat)
     choices = (
         *(return_lse, window, kernel, causal, attention_chunk, softcap, dropout_p, scale),
         *(layout, batch_invariant),
     )
-    given = _NAMES, LENGTHS["Padded"], mods
-    return calls.run(q, k, v, out, choices, read, extras, new_kind, given)
+    result = calls.run(q, k, v, out, choices, read, extras)
+    return new(locals(), choices, read, extras, mods) if result is None else result
 
 
 @arguments_of(attention)

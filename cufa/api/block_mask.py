@@ -127,23 +127,18 @@ class BlockMask:
             raise ValueError(f"block {block} makes {rows} x {columns} tiles, too many of all heads")
         if mask_mod is None:
             raise TypeError("mask_mod must be a function or a string of C++, not None")
-        if None in (batch, heads):
-            read = indices_read(mask_mod)
-            for name, index, size in (("batch", "b", batch), ("heads", "h", heads)):
-                if size is None and index in read:
-                    raise ValueError(
-                        f"{name} is None, but mask_mod depends on {index}: give {name}, how many "
-                        "there are"
-                    )
+        read = indices_read(mask_mod)
+        for name, index, size in (("batch", "b", batch), ("heads", "h", heads)):
+            if size is None and index in read:
+                raise ValueError(
+                    f"{name} is None, but mask_mod depends on {index}: give {name}, how many there "
+                    "are"
+                )
         kinds = xp.empty((*sizes[:2], rows, columns), np.uint8)
-        if xp is np:
-            function = checked("mask_mod", mask_mod)
-            if kinds.size:
-                cpu.fill(kinds, function, sizes, block)
-        else:
-            traced = trace(None, mask_mod)
-            if kinds.size:
-                launch.fill(kinds, traced, sizes, block)
+        on_host = xp is np
+        function: Any = checked("mask_mod", mask_mod) if on_host else trace(None, mask_mod)
+        if kinds.size:
+            (cpu if on_host else launch).fill(kinds, function, sizes, block)
         return cls(mask_mod, kinds, block, sizes[2], sizes[3])
 
     def lists(self, variant: Variant) -> Array:

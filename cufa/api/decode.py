@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cufa.api.forward import new_kind, other
+from cufa.api.forward import new, other
 from cufa.api.options import Layout, Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
-from cufa.features.expression.tracing import NOTHING
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.problem.extras import Extras
-from cufa.problem.lengths import LENGTHS
 from cufa.specs.variant import Variant
 
 if TYPE_CHECKING:
@@ -27,8 +25,8 @@ _NAMES = (
     *("q", "k_cache", "v_cache", "out"),
     *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "scale"),
     *("layout", "num_splits", "unified_max"),
+    *("lengths", "block_table", "k_scale", "v_scale", "alibi_slopes", "sinks"),
 )
-_OTHERS = ("lengths", "block_table", "k_scale", "v_scale", "alibi_slopes", "sinks")
 
 
 @overload
@@ -218,17 +216,16 @@ def decode_padded(
     q, k_cache, v_cache, out
         As in `decode`.
     choices : tuple
-        The arguments of `decode` that are no arrays, as in `_NAMES`.
+        The arguments of `decode` that are no arrays, in the order of `_NAMES`.
     others : tuple
-        Its other arrays, as in `_OTHERS`.
+        Its other arrays, which are the last of `_NAMES`.
     padded : bool
         Whether the rows of the caches go on in memory, with zeros that fill whole chunks of 16
         bytes.
     """
     lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
     if isinstance(q, np.ndarray):
-        given = (q, k_cache, v_cache, out, *choices, *others)
-        return other(dict(zip((*_NAMES, *_OTHERS), given, strict=True)))
+        return other(_named(q, k_cache, v_cache, out, *choices, *others))
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
@@ -240,5 +237,12 @@ def decode_padded(
         dtypes = *dtypes, *map(calls.dtype_of, scales)
     read = "cache", block_table is None, padded, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
-    given = _NAMES, LENGTHS["Paged"], NOTHING, padded
-    return calls.run(q, k_cache, v_cache, out, choices, read, extras, new_kind, given)
+    result = calls.run(q, k_cache, v_cache, out, choices, read, extras)
+    if result is None:
+        arguments = _named(q, k_cache, v_cache, out, *choices, *others)
+        result = new(arguments, choices, read, extras, padded=padded)
+    return result
+
+
+def _named(*given: Any) -> dict[str, Any]:
+    return dict(zip(_NAMES, given, strict=True))

@@ -10,11 +10,10 @@ import numpy as np
 from cufa import device as devices
 from cufa.api import fp8_gpu
 from cufa.api.arguments import Call, call_of, functions_on_cpu
-from cufa.arrays import Array
 from cufa.cpu import attention as cpu
 from cufa.cpu.decode import decode
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
-from cufa.features.parts import ARRAYS
+from cufa.launch import calls
 from cufa.launch.prepare import PreparedCalls
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
@@ -22,7 +21,6 @@ from cufa.planner.fp8 import Fp8Plan
 from cufa.planner.plan import Plan
 from cufa.problem.extras import Extras
 from cufa.problem.parse import layout_of
-from cufa.problem.scales import SCALES
 from cufa.tuned import user_table
 
 AnyPlan = Plan | DecodePlan | Fp8Plan | cpu.Plan
@@ -34,46 +32,40 @@ def other(arguments: Mapping[str, Any]) -> Any:
     return _on_cpu(call) if call.xp is np else fp8_gpu.attention(call)
 
 
-def new_kind(
-    tensors: tuple[Array | None, ...],
+def new(
+    arguments: Mapping[str, Any],
     choices: tuple[Any, ...],
+    read: tuple[Any, ...],
     extras: Extras,
-    names: tuple[str, ...],
-    lengths: tuple[str, ...],
     mods: TracedFunctions = NOTHING,
     padded: bool = False,
-) -> PreparedCalls:
-    """Check a call in full, and return its kind.
+) -> Any:
+    """Run a call on CuPy arrays that `calls.run` does not run without its kind.
 
     Parameters
     ----------
-    tensors : tuple
-        q, k, v and out.
-    choices, extras
+    arguments : mapping
+        The arguments of the call, by name.
+    choices, read, extras
         As in `cufa.launch.calls.run`.
-    names, lengths : tuple of str
-        The names of `tensors` and `choices`, in order; and those of `extras.lengths`.
     mods : TracedFunctions
         The caller's functions.
     padded
         As in `PreparedCalls`.
     """
-    arguments: dict[str, Any] = dict(zip(names, (*tensors, *choices), strict=True))
-    arguments |= dict.fromkeys(lengths) | {"seed": extras.seed}
-    arguments |= zip(ARRAYS, extras.arrays, strict=False)  # `extras.arrays` may be empty
-    arguments |= zip(lengths, extras.lengths, strict=False)
-    arguments |= zip(SCALES, extras.scales, strict=False)
     call = call_of(arguments, mods)
     problem, given = call.problem, call.arguments
     kernel, parts = given["kernel"], given.get("num_splits")
     if problem.is_cached and problem.is_empty:  # even then, check the kernel
         Planner(problem, devices.current(), kernel, num_splits=parts)(problem)
-    return PreparedCalls(
+    kind = PreparedCalls(
         *(problem, layout_of(given), extras, kernel),
         batch_invariant=given.get("batch_invariant", False),
         num_splits=parts,
         padded=padded,
     )
+    q, k, v, out = (given[name] for name in kind.names)
+    return calls.run(q, k, v, out, choices, read, extras, kind)
 
 
 def explained(arguments: Mapping[str, Any]) -> AnyPlan:

@@ -118,19 +118,18 @@ def attention(call: Call) -> Any:
 
 def _operands(arrays: dict[str, Quantized], problem: Problem) -> launch.Operands:
     """Return arrays as the kernel takes them: as they are, or else copies."""
-    q, k, v = arrays.values()
-    values_q, values_v = _contiguous("q", q.values), v.values
+    values = {name: x.values for name, x in arrays.items()}
+    values["q"] = _contiguous("q", values["q"])
     if problem.scale < 0:
         _refuse_capture("scale", f"it is {problem.scale}: q would be copied with the other sign")
-        values_q = values_q ^ _SIGN
-    if not v.transposed:
+        values["q"] = values["q"] ^ _SIGN
+    if not arrays["v"].transposed:
         _refuse_capture("v", "it would be transposed: cufa.quantize(v, transposed=True) does that")
-        values_v = transposed(values_v, v.module)
-    found = zip((q, k, v), (values_q, k.values, values_v), "qkv", strict=True)
+        values["v"] = transposed(values["v"], arrays["v"].module)
     return launch.Operands(
         *(
-            launch.Operand(_contiguous(name, values), _contiguous(name, x.scales), x.block)
-            for x, values, name in found
+            launch.Operand(_contiguous(name, values[name]), _contiguous(name, x.scales), x.block)
+            for name, x in arrays.items()
         )
     )
 

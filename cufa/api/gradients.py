@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,14 @@ def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
     results = Results(call.view(dout), call.view(out), lse.reshape(call.operands.q.shape[:3]))
     inputs = {name: given[name] for name in (*TENSORS, *FORWARD, *call.operands.lengths)}
     check_gradients(into, {**inputs, **arrays_of(given), **call.mods.read}, call.xp)
+    found: dict[str, Array] = {}
+    for name in wrt:
+        place = into.get(f"d{name}") if name in TENSORS else None  # a function may read a "dbias"
+        array = named[name]
+        found[name] = call.xp.empty(array.shape, array.dtype) if place is None else place
     compute = _on_cpu if call.xp is np else _on_gpu
-    return compute(call, results, named, wrt)
+    compute(call, results, found)
+    return tuple(found.values())
 
 
 def explained(given: Mapping[str, Any]) -> BackwardPlan | cpu.Plan:
@@ -110,60 +116,49 @@ def _read_of(wrt: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in wrt if name not in WRT)
 
 
-def _on_gpu(
-    call: Call, results: Results, named: Mapping[str, Any], wrt: tuple[str, ...]
-) -> tuple[Array, ...]:
-    """Compute gradients of CuPy arrays; arguments as `_checked` returns them."""
-    found: dict[str, Array] = {}
-    for name in wrt:
-        into = named.get(f"d{name}") if name in TENSORS else None  # a function may read a "dbias"
-        array = named[name]
-        found[name] = call.xp.empty(array.shape, array.dtype) if into is None else into
+def _on_gpu(call: Call, results: Results, found: Mapping[str, Array]) -> None:
+    """Compute gradients of CuPy arrays; arguments as `_on_cpu` takes them."""
     extras, sums = call.extras(), call.mods.sums
-    views = Gradients(
-        **{
-            name: call.view(x) if name in TENSORS else x for name, x in found.items() if name in WRT
-        },
-        read={name: found[name] for name in sums},
-    )
     for name, array in found.items():
         if name not in WRT and name not in sums:  # the function only refers to it
             array.fill(0)
-    how = call.arguments["deterministic"], call.ndim
-    backward.attention_backward(call.problem, call.operands, results, views, extras, *how)
-    return tuple(found.values())
+    views = {name: call.view(x) if name in TENSORS else x for name, x in found.items()}
+    whole = call.problem, call.operands, results, _gradients(views, sums), extras
+    backward.attention_backward(*whole, call.arguments["deterministic"], call.ndim)
 
 
-def _on_cpu(
-    call: Call, results: Results, named: Mapping[str, Any], wrt: tuple[str, ...]
-) -> tuple[np.ndarray, ...]:
-    """Compute gradients of NumPy arrays; arguments as `_checked` returns them."""
-    functions = functions_on_cpu(call.arguments, _read_of(wrt))
-    places = {name: named[f"d{name}"] for name in TENSORS}
+def _on_cpu(call: Call, results: Results, found: Mapping[str, Array]) -> None:
+    """Compute gradients of NumPy arrays.
+
+    Parameters
+    ----------
+    call : Call
+    results : Results
+    found : mapping
+        Where the gradients go, by the names of the arrays.
+    """
+    read = _read_of(tuple(found))
+    functions = functions_on_cpu(call.arguments, read)
     sums: dict[str, np.ndarray] = {}
-    for name in wrt:
-        array, place = named[name], places.get(name)
-        if place is not None:
-            functions.check_apart(f"d{name}", place)
+    for name, array in found.items():
         if name not in TENSORS:
             # One number of an array that a function reads may have as many addends as scores.
             sums[name] = np.zeros(array.shape, np.float32 if name in WRT else np.float64)
-        elif place is None or functions.is_called:  # whatever they raise, dq, dk and dv are whole
-            sums[name] = np.empty(array.shape, array.dtype)
-        else:
-            sums[name] = np.asarray(place)
-    read = {name: x for name, x in sums.items() if name not in WRT}
-    gradients = Gradients(**{name: x for name, x in sums.items() if name in WRT}, read=read)
-    views = gradients.viewed(call.view, call.ndim)
+            continue
+        functions.check_apart(f"d{name}", array)
+        # Whatever functions raise, dq, dk and dv are whole.
+        sums[name] = (
+            np.empty(array.shape, array.dtype) if functions.is_called else np.asarray(array)
+        )
+    views = _gradients(sums, read).viewed(call.view, call.ndim)
     whole = call.problem, call.operands._replace(out=results.out), results, views
     on_cpu(*whole, call.operands.lengths, functions)
-    found = []
-    for name, gradient in sums.items():
-        place = places.get(name)
-        if place is None:
-            found.append(gradient.astype(named[name].dtype, copy=False))
-        else:
-            if gradient is not place:
-                place[...] = gradient
-            found.append(place)
-    return tuple(found)
+    for name, array in found.items():
+        if sums[name] is not array:
+            array[...] = sums[name]
+
+
+def _gradients(arrays: Mapping[str, Array], read: Iterable[str]) -> Gradients:
+    """Return gradients by name, those of arrays that a function reads by `read`."""
+    of_arguments = {name: x for name, x in arrays.items() if name in WRT}
+    return Gradients(**of_arguments, read={name: arrays[name] for name in read})

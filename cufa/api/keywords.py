@@ -53,21 +53,22 @@ class _Dense(_OfAttention, total=False):
     layout: Layout
 
 
-class _Forward(TypedDict, total=False):
+class _Forward(TypedDict, Generic[Lse], total=False):
     """Keywords that gradients do not have."""
 
+    return_lse: Lse
     out: AnyArray | None
     precision: Precision | None
     kernel: str | Variant | None
 
 
-class _OfDense(_Dense, _Forward, total=False):
+class _OfDense(_Dense, _Forward[Lse], Generic[Lse], total=False):
     """Keywords of `attention`, on arrays and on `Quantized`."""
 
     batch_invariant: bool
 
 
-class _OfPacked(_OfAttention, _Forward, total=False):
+class _OfPacked(_OfAttention, _Forward[Lse], Generic[Lse], total=False):
     """Keywords of `attention_varlen`, on arrays and on `Quantized`."""
 
     max_seqlen_q: int | None
@@ -75,31 +76,27 @@ class _OfPacked(_OfAttention, _Forward, total=False):
     seqused_k: AnyArray | None
 
 
-class AttentionOptions(_OfDense, Generic[Lse], total=False):
+class AttentionOptions(_OfDense[Lse], Generic[Lse], total=False):
     """Keywords of `attention`."""
 
-    return_lse: Lse
     out_dtype: DTypeLike | None
 
 
-class QuantizedOptions(_OfDense, Generic[Lse], total=False):
+class QuantizedOptions(_OfDense[Lse], Generic[Lse], total=False):
     """Keywords of `attention` on `Quantized`."""
 
-    return_lse: Lse
     out_dtype: Required[DTypeLike]
 
 
-class VarlenOptions(_OfPacked, Generic[Lse], total=False):
+class VarlenOptions(_OfPacked[Lse], Generic[Lse], total=False):
     """Keywords of `attention_varlen`."""
 
-    return_lse: Lse
     out_dtype: DTypeLike | None
 
 
-class QuantizedVarlenOptions(_OfPacked, Generic[Lse], total=False):
+class QuantizedVarlenOptions(_OfPacked[Lse], Generic[Lse], total=False):
     """Keywords of `attention_varlen` on `Quantized`."""
 
-    return_lse: Lse
     out_dtype: Required[DTypeLike]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cufa.api.forward import AnyPlan, explained, new_kind, other
+from cufa.api.forward import AnyPlan, explained, new, other
 from cufa.api.options import Causal, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
@@ -16,7 +16,6 @@ from cufa.features.expression.tracing import NOTHING, trace
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
 from cufa.problem.extras import Extras
-from cufa.problem.lengths import LENGTHS
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
 
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from cufa.api.keywords import QuantizedVarlenOptions, VarlenOptions
-
-
-_NAMES = (
-    *("q", "k", "v", "out"),
-    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
-    *("scale", "max_seqlen_q", "max_seqlen_k"),
-)
 
 
 @overload
@@ -207,8 +199,8 @@ def attention_varlen(
         *(max_seqlen_q, max_seqlen_k),
     )
     read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
-    given = _NAMES, LENGTHS["Varlen"], mods
-    return calls.run(q, k, v, out, choices, read, extras, new_kind, given)
+    result = calls.run(q, k, v, out, choices, read, extras)
+    return new(locals(), choices, read, extras, mods) if result is None else result
 
 
 @arguments_of(attention_varlen)

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 _HEADER_BYTES = 64
 _NO_BITS = 8  # the type of a section without contents in the file
 _TEXT = ".text."
 
 
-class _Table(NamedTuple):
-    offset: int
-    entry_bytes: int
-    entries: int
+def _sections(cubin: bytes) -> tuple[range, int, int]:
+    """Return where each section is described, which one holds the names, and how long a file is.
 
-    @property
-    def end(self) -> int:
-        return self.offset + self.entry_bytes * self.entries
-
-
-def _tables(cubin: bytes) -> tuple[_Table, _Table, int]:
-    """Return where the segments and the sections are listed, and which section holds the names."""
+    Descriptions of segments and of sections come last.
+    """
     if len(cubin) < _HEADER_BYTES or cubin[:6] != b"\x7fELF\x02\x01":
         raise ValueError("this is no 64-bit ELF file")
     segments, sections = struct.unpack_from("<QQ", cubin, 32)
-    sizes = struct.unpack_from("<5H", cubin, 54)
-    return _Table(segments, *sizes[:2]), _Table(sections, *sizes[2:4]), sizes[4]
+    of_segment, n_segments, of_section, n_sections, names = struct.unpack_from("<5H", cubin, 54)
+    end = sections + of_section * n_sections
+    return range(sections, end, of_section), names, max(end, segments + of_segment * n_segments)
 
 
 def whole(cubin: bytes) -> bytes:
     """Put back the last byte, a NUL, which CuPy takes for the end of a string and drops."""
-    segments, sections, _ = _tables(cubin)
-    end = max(segments.end, sections.end)
-    return cubin + b"\0" if len(cubin) == end - 1 else cubin
+    _, _, length = _sections(cubin)
+    return cubin + b"\0" if len(cubin) == length - 1 else cubin
 
 
 def _text_section(cubin: bytes) -> tuple[str, bytes]:
@@ -41,13 +33,10 @@ def _text_section(cubin: bytes) -> tuple[str, bytes]:
 
     The driver is told no length when it loads a cubin, so it is checked here.
     """
-    segments, sections, names = _tables(cubin)
-    if max(segments.end, sections.end) > len(cubin) or names >= sections.entries:
+    sections, names, length = _sections(cubin)
+    if length > len(cubin) or names >= len(sections):
         raise ValueError("this ELF file is cut off")
-    rows = [
-        struct.unpack_from("<IIQQQQ", cubin, offset)
-        for offset in range(sections.offset, sections.end, sections.entry_bytes)
-    ]
+    rows = [struct.unpack_from("<IIQQQQ", cubin, place) for place in sections]
     if any(kind != _NO_BITS and at + size > len(cubin) for _, kind, _, _, at, size in rows):
         raise ValueError("this ELF file is cut off")
     _, _, _, _, names_at, names_size = rows[names]

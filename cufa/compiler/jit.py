@@ -72,14 +72,14 @@ def _wrong_registers(function: Any, variant: Variant | Instance) -> str | None:
     return nvrtc.wrong_registers(variant, registers)
 
 
-def load(cubin: bytes, smem_bytes: int | None = None) -> Any:
+def load(cubin: bytes, smem_bytes: int) -> Any:
     """Make the one kernel of a cubin ready to launch on the current device.
 
     Parameters
     ----------
     cubin : bytes
-    smem_bytes : int, optional
-        Dynamic shared memory that a launch may use; 48 KiB by default.
+    smem_bytes : int
+        Dynamic shared memory that a launch may use.
 
     Returns
     -------
@@ -98,8 +98,7 @@ def load(cubin: bytes, smem_bytes: int | None = None) -> Any:
     module = cupy.cuda.Module()
     module.load(cubin)
     function = module.get_function(symbol)
-    if smem_bytes is not None:
-        _allow_shared_memory(function, smem_bytes)
+    _allow_shared_memory(function, smem_bytes)
     return function
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,10 +75,11 @@ def run(
     choices: tuple[Any, ...],
     read: Key,
     extras: Extras,
-    new: Callable[..., PreparedCalls],
-    given: tuple[Any, ...],
+    kind: PreparedCalls | None = None,
 ) -> Any:
     """Run a call of `attention`, `attention_varlen` or `decode` on the GPU.
+
+    Without its kind, return None where the kind is not known or the call may be illegal.
 
     Parameters
     ----------
@@ -91,11 +91,8 @@ def run(
         caller's functions.
     extras : Extras
         Objects that may be arrays, or a `BlockMask`.
-    new : callable
-        `cufa.api.forward.new_kind`: called where the kind of a call is not known or the call may be
-        illegal, it checks the call in full and returns its kind. Its arguments are the tuple of q,
-        k, v and out, `choices`, `extras`, and those in `given`.
-    given : tuple
+    kind : PreparedCalls, optional
+        The kind of a call that has been checked in full.
 
     Raises
     ------
@@ -107,10 +104,8 @@ def run(
     of_window = window is NO_WINDOW or _types_in(window)
     of_kernel = kernel is None or _types_in(kernel)
     options = choices, (*map(type, choices),), of_window, of_kernel, read
-    result = _replayed(None, q, k, v, out, return_lse, options, extras)
-    if result is not None:
-        return result
-    kind = new((q, k, v, out), choices, extras, *given)
+    if kind is None:
+        return _replayed(None, q, k, v, out, return_lse, options, extras)
     global _ndarray, _current_device
     import cupy
 

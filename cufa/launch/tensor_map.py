@@ -7,7 +7,7 @@ import functools
 import struct
 from typing import Any
 
-from cufa.compiler import context, driver
+from cufa.compiler import driver
 from cufa.dtypes import DTYPES
 from cufa.specs.params import MAP_WORDS
 
@@ -101,8 +101,8 @@ class Encoder:
             *(_NOT_INTERLEAVED, _SWIZZLE[columns], _L2_PROMOTION_128B, _ZEROS_OUTSIDE),
         )
         status = _encode_tiled()(*arguments)
-        if status == context.INVALID:
-            context.make_current()
+        if status == driver.INVALID_CONTEXT:
+            driver.make_context_current()
             status = _encode_tiled()(*arguments)
         if status or self._map[0] != address:
             raise RuntimeError(
