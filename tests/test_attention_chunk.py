@@ -16,7 +16,7 @@ import cufa
 from cufa import device
 from cufa.cpu import attention as cpu
 from cufa.explorer.work import flops
-from cufa.planner.attention import plan
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan, plan_splits
 from cufa.problem.problem import Problem
 
@@ -145,12 +145,12 @@ def test_a_plan_counts_the_keys_of_a_chunk() -> None:
     problem = Problem.of_shapes(
         shape, shape, shape, dtype="bfloat16", attention_chunk=2048, causal=True
     )
-    found = plan(problem, h200)
+    found = Planner(problem, h200)(problem)
     assert found.variant.kernel == "fa3_wgmma"
     assert found.variant.score == ("Causal", "AttentionChunk")
     cached = Problem.of_shapes((1, 8, 1, 128), shape, shape, dtype="bfloat16", attention_chunk=2048)
     assert cached.visited == 2048
-    decoded = plan(cached, h200)
+    decoded = Planner(cached, h200)(cached)
     assert isinstance(decoded, DecodePlan)
     assert decoded.variant.score == ("AttentionChunk",)
 
@@ -197,7 +197,7 @@ def test_lengths_beyond_which_chunks_are_not_for() -> None:
     shape = (1, 1, 2**30 + 1, 64)
     problem = Problem.of_shapes(shape, shape, shape, attention_chunk=8192)
     with pytest.raises(ValueError, match=r"^attention_chunk: q has seq 1073741825, more than"):
-        plan(problem, device.named("h200"))
+        Planner(problem, device.named("h200"))(problem)
     cached = problem.in_cache._replace(seq_q=1)
     with pytest.raises(ValueError, match=r"^attention_chunk: 1073741825 keys a sequence, or"):
         plan_splits(cached, device.named("h200"))
@@ -207,4 +207,4 @@ def test_fa1_has_no_chunks() -> None:
     shape = (1, 1, 64, 64)
     problem = Problem.of_shapes(shape, shape, shape, dtype="float32", attention_chunk=8)
     with pytest.raises(ValueError, match=r"^attention_chunk: fa1_fp32 has no such scores"):
-        plan(problem, device.named("h200"), "fa1_fp32")
+        Planner(problem, device.named("h200"), "fa1_fp32")(problem)

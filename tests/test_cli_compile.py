@@ -23,8 +23,7 @@ from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.features.causal import Causal
 from cufa.launch import calls
-from cufa.planner.attention import decode_variants
-from cufa.planner.attention import plan as plan_attention
+from cufa.planner.attention import Planner, decode_variants
 from cufa.planner.decode import plan_splits
 from cufa.planner.fp8 import kernels
 from cufa.planner.plan import plan_tiles
@@ -150,7 +149,8 @@ def test_without_problems_all_that_the_planner_can_choose(builder: Builder) -> N
     assert {v.dtype for v in builder.asked} == {"bfloat16"}
     one = Problem.of_shapes(*[(1, 8, n, 64) for n in (1, 99999, 99999)], causal=True)
     asked = [v for v in builder.asked if not v.causal]  # a single query sees all keys
-    assert plan_attention(one._replace(dtype="bfloat16"), gpu).variant in asked
+    half = one._replace(dtype="bfloat16")
+    assert Planner(half, gpu)(half).variant in asked
     assert {v.kernel for v in asked} == {"decode"}
 
 

@@ -28,7 +28,7 @@ import cufa
 from cufa import device
 from cufa.explorer import explore
 from cufa.planner import rules
-from cufa.planner.attention import Planner, plan
+from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
 from cufa.problem.problem import Problem
 
@@ -191,7 +191,7 @@ def test_a_kernel_that_has_none() -> None:
     for options, name in (({"window": (3, 3)}, "window"), ({"softcap": 2}, "softcap")):
         problem = Problem.of_shapes(q, q, q, dtype="float32", **options)
         with pytest.raises(ValueError, match=f"{name}: fa1_fp32"):
-            plan(problem, device.named("h200"), "fa1_fp32")
+            Planner(problem, device.named("h200"), "fa1_fp32")(problem)
 
 
 def test_few_queries_are_for_decode_with_a_score_that_it_takes() -> None:
@@ -211,7 +211,7 @@ def test_few_queries_are_for_decode_with_a_score_that_it_takes() -> None:
         ({}, ("MaskBits",), None),
     ):
         problem = Problem.of_shapes(*shapes, dtype="bfloat16", **options).reading(*reads)
-        found = plan(problem, h200)
+        found = Planner(problem, h200)(problem)
         assert isinstance(found, DecodePlan) == (score is not None)
         assert score is None or found.variant.score == score
 

@@ -41,8 +41,15 @@ def problem(
     return Problem.of_shapes(*shapes, dtype=dtype, causal=sq > 1)
 
 
+def planned(
+    given: Problem, gpu: device.Device, kernel: str | None = None, **options: Any
+) -> Plan | DecodePlan:
+    """Return the plan of a planner that has planned nothing else."""
+    return attention.Planner(given, gpu, kernel, **options)(given)
+
+
 def decodes(given: Problem, gpu: device.Device = H200) -> bool:
-    return isinstance(attention.plan(given, gpu), DecodePlan)
+    return isinstance(planned(given, gpu), DecodePlan)
 
 
 # Where both were measured on an H200, the faster one: us as `decode`, and by fa3_wgmma.
@@ -83,7 +90,7 @@ def test_one_query_beside_many_keys_is_for_decode_everywhere(name: str, dtype: s
 
 def test_the_plan_is_that_of_decode() -> None:
     given = problem(2, 28, 4, 3, 9000, 80)
-    found, expected = attention.plan(given, H200), decode.plan_splits(given.in_cache, H200)
+    found, expected = planned(given, H200), decode.plan_splits(given.in_cache, H200)
     assert isinstance(found, DecodePlan)
     assert found == expected._replace(reason=found.reason)
     assert str(found).startswith("decode<bfloat16, 96, 96, ")
@@ -94,13 +101,9 @@ def test_the_plan_is_that_of_decode() -> None:
 @pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa2_mma"])
 def test_a_kernel_that_is_forced_is_taken(kernel: str) -> None:
     given = problem(1, 32, 8, 1, 8192)
-    for found in (
-        attention.plan(given, H200, kernel),
-        attention.Planner(given, H200, kernel)(given),
-    ):
-        assert found == tiled.plan_tiles(given, H200, kernel)
+    assert planned(given, H200, kernel) == tiled.plan_tiles(given, H200, kernel)
     with pytest.raises(ValueError, match=r"which is for cufa\.decode"):
-        attention.plan(given, H200, "decode")
+        planned(given, H200, "decode")
 
 
 def test_a_tuned_table_is_about_the_other_kernels() -> None:
@@ -108,7 +111,7 @@ def test_a_tuned_table_is_about_the_other_kernels() -> None:
         call = problem(1, 32, 8, sq, 8192)
         entries = {problem_class(call, H200): TUNED}
         table = Table("h200", "", "a day", "a test", entries)
-        found = attention.plan(call, H200, table=table)
+        found = planned(call, H200, table=table)
         assert ("tuned on a day" in found.reason) == own
 
 
@@ -120,9 +123,8 @@ def known_variants(gpu: device.Device, causal: bool) -> frozenset[Variant]:
 @settings(deadline=None)  # the first of a GPU finds what it knows
 @given(problems(st.integers(0, 1 << 17)), devices)
 def test_any_problem(given: Problem, gpu: device.Device) -> None:
-    """The planner and the plan agree, and nothing but calls without a result or keys are empty."""
-    found = attention.plan(given, gpu)
-    assert found == attention.Planner(given, gpu)(given)
+    """Nothing but calls without a result or keys are empty."""
+    found = planned(given, gpu)
     if isinstance(found, Plan):
         assert found == tiled.plan_tiles(given, gpu)
     else:
@@ -162,7 +164,7 @@ def test_what_was_planned_before_changes_no_plan(kind: str, name: str) -> None:
             )
             if base.kv == "Varlen":
                 given = given._replace(batch=1, sequences=given.batch)
-            assert planner(given) == attention.plan(given, gpu, batch_invariant=alone), given
+            assert planner(given) == planned(given, gpu, batch_invariant=alone), given
 
 
 @given(problems(st.integers(1, 1 << 15)), devices, st.integers(1, 300))
@@ -171,7 +173,7 @@ def test_batch_invariant(given: Problem, gpu: device.Device, batch: int) -> None
     planner = attention.Planner(given, gpu, batch_invariant=True)
     one, many = (planner(given._replace(batch=b)) for b in (1, batch))
     assert planner.fallback is None
-    assert many == attention.plan(given._replace(batch=batch), gpu, batch_invariant=True)
+    assert many == planned(given._replace(batch=batch), gpu, batch_invariant=True)
     assert one.variant == many.variant
     if isinstance(one, Plan):
         assert isinstance(many, Plan)
@@ -192,7 +194,7 @@ def test_batch_invariant_says_where_the_variant_comes_from() -> None:
     assert "tuned on a day" in found.reason
     assert not found.expected_us
     with pytest.raises(ValueError, match=r"^k: .* without batch_invariant another kernel runs"):
-        attention.plan(problem(8192, 64, 8, 1, 1 << 20), H200, batch_invariant=True)
+        planned(problem(8192, 64, 8, 1, 1 << 20), H200, batch_invariant=True)
 
 
 def test_expected_times() -> None:
@@ -220,7 +222,7 @@ def test_plans_are_the_same_up_to_a_multiple_of_the_step(
     given = given.without(Causal)
     last = -(-given.seq_kv // KEY_STEP) * KEY_STEP
     first = last - KEY_STEP + 1
-    plans = {attention.plan(given._replace(seq_kv=n), gpu) for n in (first, given.seq_kv, last)}
+    plans = {planned(given._replace(seq_kv=n), gpu) for n in (first, given.seq_kv, last)}
     assert len(plans) == 1
 
 
@@ -239,4 +241,4 @@ def test_no_queries_where_a_table_has_a_kernel_that_takes_whole_heads() -> None:
     empty = problem(1, 8, 8, 0, 4096, dtype="float32")
     entry = Entry("fa1_fp32", TileShape(64, 64, 1, 8, 1))
     table = Table("h200", "", "2026-01-01", "", {problem_class(empty, H200): entry})
-    assert attention.plan(empty, H200, table=table).variant.kernel == "fa1_fp32"
+    assert planned(empty, H200, table=table).variant.kernel == "fa1_fp32"

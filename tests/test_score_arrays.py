@@ -15,7 +15,7 @@ from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 
 import cufa
 from cufa import device
-from cufa.planner.attention import plan
+from cufa.planner.attention import Planner
 from cufa.problem.problem import Problem
 
 features = pytest.mark.parametrize("name", FEATURES)
@@ -214,7 +214,7 @@ def test_a_kernel_that_reads_none() -> None:
     for name, argument in (("Alibi", "alibi_slopes"), ("Mask", "mask"), ("Sinks", "sinks")):
         problem = Problem.of_shapes(q, q, q, dtype="float32").reading(name)
         with pytest.raises(ValueError, match=f"{argument}: fa1_fp32"):
-            plan(problem, device.named("h200"), "fa1_fp32")
+            Planner(problem, device.named("h200"), "fa1_fp32")(problem)
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])

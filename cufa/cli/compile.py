@@ -38,7 +38,7 @@ from cufa.dtypes import DTYPES
 from cufa.explorer import build
 from cufa.explorer.table import counted
 from cufa.features.parts import part_named
-from cufa.planner.attention import decode_variants, plan
+from cufa.planner.attention import Planner, decode_variants
 from cufa.planner.decode import plan_splits
 from cufa.planner.fp8 import kernels
 from cufa.planner.plan import plan_tiles
@@ -181,7 +181,8 @@ def _variants(options: argparse.Namespace, device: Device) -> list[Variant | Ins
     for each in asked:
         whole = each._replace(returns_lse=each.returns_lse or options.backward)
         # And the kernel that replaces decode in a capture without memory for it.
-        found += (choose(whole, device, table=table).variant for choose in (plan, plan_tiles))
+        found.append(Planner(whole, device, table=table)(whole).variant)
+        found.append(plan_tiles(whole, device, table=table).variant)
         if options.backward:
             steps = plan_of_gradients(whole, device, deterministic=False).steps
             found += (step.instance for step in steps)

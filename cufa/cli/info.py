@@ -24,7 +24,7 @@ from cufa.cli.parser import CommandError, Parser
 from cufa.compiler import source
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.planner.attention import plan
+from cufa.planner.attention import Planner
 from cufa.problem.problem import Problem
 
 _TYPICAL = (4, 32, 4096, 128)
@@ -118,7 +118,7 @@ def _kernels(device: Device) -> list[tuple[str, str]]:
     for dtype in DTYPES:
         problem = Problem.of_shapes(*[_TYPICAL] * 3, dtype=dtype)
         try:
-            found = plan(problem, device, table=tuned.user_table(device))
+            found = Planner(problem, device, table=tuned.user_table(device))(problem)
         except ValueError as error:
             return [("kernels", f"none: {error}")]
         rows.append((f"  {dtype}", f"{found.variant.kernel}: {found.variant} ({found.reason})"))

@@ -111,12 +111,13 @@ class Planner:
                 self._choice = found = rules.choice_of(problem, device, first.variant.kernel)
                 others = tuple(name for name in problem.score if name != "Causal")
                 self._rounded = found.rounded if found.rounds and not is_uneven(others) else None
-            self._may_decode = kernel is None and _can_decode(problem)
+            decodes = problem.kv == "Dense" and set(problem.score) <= set(DECODE_SCORE)
+            self._may_decode = kernel is None and decodes
             if self._may_decode and not batch_invariant:
                 self.fallback = lambda problem: self._tiled(problem)[0]
 
     def __call__(self, problem: Problem) -> Plan | DecodePlan:
-        """Return a problem's plan; errors are those of `plan`."""
+        """Return a problem's plan; errors are those of `plan_tiles`."""
         p, rows, keys = problem, problem.seq_q, problem.seq_kv
         # Fewer may be for `decode`, or share a tile with other heads.
         fewest = _MOST_ROWS if p.heads_q == p.heads_kv else PACKED_ROWS
@@ -165,8 +166,29 @@ class Planner:
         return planned(problem, variant, self._device, self._reason), us
 
     def _fastest(self, problem: Problem) -> Plan | DecodePlan:
-        found, us = self._tiled(problem)
-        return faster(problem, self._device, found, us) if self._may_decode else found
+        """Return the plan as `decode` would run a problem where that is faster, or else the other.
+
+        With `batch_invariant`, the problem has a batch of one.
+        """
+        device = self._device
+        own, us = self._tiled(problem)
+        rows = problem.group * problem.seq_q
+        if not (self._may_decode and 0 < rows <= _MOST_ROWS and own.grid > 0):
+            return own
+        if not _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS:
+            return own
+        others = _tiled_us(problem, device, own, us)
+        # Most are slower whatever the grid, which takes long to plan
+        kernel = default_decoder(rows, problem.dtype, False, device).name
+        if Items.of(problem, device, tile_rows(problem, kernel)).expected_us() >= others:
+            return own
+        try:
+            found = decode.plan_splits(problem.in_cache, device)
+        except ValueError:  # too large, or head dims of which this GPU holds no tiles
+            return own
+        is_compiled = (found.variant.head_dim, found.variant.head_dim_v) in _HEAD_DIMS
+        us = Items.of(problem, device, found.variant.bm).expected_us(found.grid)
+        return found._replace(reason=_REASON) if is_compiled and us < others else own
 
     def _as_alone(self, problem: Problem) -> Plan | DecodePlan:
         one = self._fastest(problem._replace(batch=1))
@@ -184,75 +206,28 @@ class Planner:
         return found._replace(reason=f"{one.reason}; {_AS_ALONE}")
 
 
-def _can_decode(problem: Problem) -> bool:
-    """Whether `decode` takes such calls, whatever their sizes."""
-    return problem.kv == "Dense" and set(problem.score) <= set(DECODE_SCORE)
-
-
-def plan(
-    problem: Problem,
-    device: Device,
-    kernel: str | Variant | None = None,
-    table: Table | None = None,
-    batch_invariant: bool = False,
-) -> Plan | DecodePlan:
-    """Choose how a call of `attention` runs on a device; arguments and errors as in `Planner`."""
-    return Planner(problem, device, kernel, table, batch_invariant)(problem)
-
-
-def faster(problem: Problem, device: Device, other: Plan, us: float = 0.0) -> Plan | DecodePlan:
-    """Return the plan as `decode` would run a problem where that is faster, or else the other one.
-
-    Parameters
-    ----------
-    problem : Problem
-        One that `decode` takes.
-    device : Device
-    other : Plan
-        The plan with a kernel of attention's own.
-    us : float
-        Its expected time; 0.0 if that is not known.
-    """
-    rows = problem.group * problem.seq_q
-    is_few = 0 < rows <= _MOST_ROWS and _FEWEST_KEYS <= _keys(problem) <= MAX_KEYS
-    if not is_few or other.grid == 0:
-        return other
-    others = _tiled_us(problem, device, other, us)
-    # Most are slower whatever the grid, which takes long to plan
-    kernel = default_decoder(rows, problem.dtype, False, device).name
-    if Items.of(problem, device, tile_rows(problem, kernel)).expected_us() >= others:
-        return other
-    try:
-        found = decode.plan_splits(problem.in_cache, device)
-    except ValueError:  # too large, or head dims of which this GPU holds no tiles
-        return other
-    is_compiled = (found.variant.head_dim, found.variant.head_dim_v) in _HEAD_DIMS
-    us = Items.of(problem, device, found.variant.bm).expected_us(found.grid)
-    return found._replace(reason=_REASON) if is_compiled and us < others else other
-
-
 def _keys(problem: Problem) -> int:
     """Return the keys that are visited, up to the next step."""
     return -(-problem.visited // KEY_STEP) * KEY_STEP
 
 
-def _read_us(problem: Problem, device: Device) -> float:
-    """Return the time in which all multiprocessors read K and V once, rounded up to the step."""
-    columns = problem.head_dim + problem.head_dim_v
-    cache = problem.batch * problem.heads_kv * _keys(problem) * columns
-    return cache * DTYPES[problem.dtype].bytes / (device.sm_count * BYTES_A_US)
-
-
 def _tiled_us(problem: Problem, device: Device, plan: Plan, us: float) -> float:
-    """Return the time that a kernel of attention's own takes."""
+    """Return the time that a kernel of attention's own takes: `us`, or 0.0 if that is unknown.
+
+    It is no less than that in which all multiprocessors read K and V once.
+    """
+    keys = _keys(problem)
     if us == 0.0:
-        variant, keys = plan.variant, _keys(problem)
+        variant = plan.variant
         tiles = problem.batch * problem.heads_q // plan.pack * plan.q_tiles
         busiest = -(-tiles // device.sm_count) * variant.bm * keys
         flops = 2 * busiest * (variant.head_dim + variant.head_dim_v)
         flops_a_us = KERNELS[variant.kernel].flops_per_byte * BYTES_A_US
         us = _OTHERS_BEGIN + flops / flops_a_us
-    return max(us, _OTHERS_BEGIN + _OTHERS_READ * _read_us(problem, device))
+    columns = problem.head_dim + problem.head_dim_v
+    cache = problem.batch * problem.heads_kv * keys * columns * DTYPES[problem.dtype].bytes
+    read_us = cache / (device.sm_count * BYTES_A_US)
+    return max(us, _OTHERS_BEGIN + _OTHERS_READ * read_us)
 
 
 def decode_variants(device: Device, masks: Iterable[bool] = (False, True)) -> list[Variant]:
