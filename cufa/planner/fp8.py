@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from cufa.device import Device
-from cufa.features.parts import is_uneven, kind_of, part_named
+from cufa.features.parts import kind_of, part_named
 from cufa.planner.checks import check_device, check_lengths
-from cufa.planner.plan import MAX_GRID, Plan
-from cufa.planner.scheduler import tiles_of, uneven_sections
+from cufa.planner.plan import Plan, planned
 from cufa.problem.problem import Problem
 from cufa.specs import quantize
 from cufa.specs.fp8_variant import Fp8Variant
@@ -53,20 +52,8 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     dims = SPEC.padded(device, problem.head_dim, problem.head_dim_v)
     shape = SPEC.tiles(device, dims)[computes(score)]
     variant = Fp8Variant(*(SPEC.name, problem.dtype, *dims, *shape), score=score, kv=problem.kv)
-    q_tiles = tiles_of(problem, problem.seq_q, variant.bm)
-    tiles = problem.batch * problem.heads_q * q_tiles
-    if tiles > MAX_GRID:
-        raise ValueError(
-            f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
-            f"{tiles} tiles, more than {MAX_GRID}"
-        )
-    sections = 1, 0
-    if is_uneven(score) and problem.kv != "Varlen":
-        sections = uneven_sections(problem, device, sum(dims), (variant.bm, 1, q_tiles), 1)
-    grid = min(tiles, device.sm_count)
     reason = "the kernel of 8 bits" if kernel is None else "forced kernel"
-    sizes = grid, variant.threads, variant.smem_bytes, q_tiles, *sections
-    return Fp8Plan(variant, *sizes, pack=1, workspace_floats=0, reason=reason)
+    return Fp8Plan._make(planned(problem, variant, device, reason))
 
 
 def kernels(problem: Problem, device: Device) -> tuple[Variant | Instance, ...]:

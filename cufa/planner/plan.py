@@ -11,7 +11,7 @@ from cufa.planner import checks, rules, scheduler
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
-from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
+from cufa.specs import ATTENTION_KERNELS, default_kernel
 from cufa.specs.spec import Spec
 from cufa.specs.variant import Variant
 
@@ -161,8 +161,7 @@ def _block(variant: Variant, device: Device) -> tuple[int, int, int]:
     The last is 0 where each block takes one tile. Tiles, and what each of these blocks asks for
     after the last one, have 32-bit numbers.
     """
-    persistent = KERNELS[variant.kernel].persistent
-    at_once = variant.blocks_per_sm * device.sm_count if persistent else 0
+    at_once = variant.blocks_per_sm * device.sm_count if variant.spec.persistent else 0
     return variant.threads, variant.smem_bytes, at_once
 
 
@@ -175,7 +174,7 @@ def planned(problem: Problem, variant: Variant, device: Device, reason: str) -> 
             f"q: batch {problem.batch} x heads {problem.heads_q} x seq {problem.seq_q} needs "
             f"{tiles} blocks, more than a grid's {MAX_GRID}"
         )
-    workspace = KERNELS[variant.kernel].workspace
+    workspace = variant.spec.workspace
     floats = workspace and workspace * problem.batch * problem.heads_q * problem.seq_q
     sizes = threads, smem_bytes, q_tiles, section_heads, late_rows, pack, floats
     return Plan(variant, min(tiles, at_once or tiles), *sizes, reason)

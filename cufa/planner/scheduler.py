@@ -9,8 +9,7 @@ from cufa.dtypes import DTYPES
 from cufa.features.parts import is_uneven, part_named
 from cufa.features.user_functions import Blocks
 from cufa.problem.problem import Problem
-from cufa.specs import KERNELS
-from cufa.specs.spec import Spec
+from cufa.specs.spec import KernelSpec
 from cufa.specs.variant import Variant
 
 KEY_STEP = 16
@@ -45,7 +44,7 @@ class Order(NamedTuple):
     late_rows: int
 
 
-def packable(heads_q: int, heads_kv: int, kernel: Spec) -> int:
+def packable(heads_q: int, heads_kv: int, kernel: KernelSpec) -> int:
     """Return how many query heads can share a tile that has more rows than one has queries."""
     if not (kernel.packs_heads and heads_q > heads_kv > 0):
         return 1
@@ -71,7 +70,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     variant : Variant
     device : Device
     """
-    kernel = KERNELS[variant.kernel]
+    kernel = variant.spec
     heads_q, heads_kv = problem.heads_q, problem.heads_kv
     # Each head has tiles of keys of its own where a map says which are visited.
     packs = problem.alike.seq_q < variant.bm and problem.of(Blocks) is None
@@ -84,44 +83,20 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     # Where tiles are of one length, those of a head follow each other.
     if problem.kv == "Varlen" or not is_uneven(variant.score):
         return Order(pack, q_tiles, tiles, 1, 0)
-    row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
-    persistent = variant.blocks_per_sm if kernel.persistent else 0
-    sections = uneven_sections(problem, device, row_bytes, (variant.bm, pack, q_tiles), persistent)
-    return Order(pack, q_tiles, tiles, *sections)
-
-
-def uneven_sections(
-    problem: Problem,
-    device: Device,
-    row_bytes: int,
-    rows: tuple[int, int, int],
-    blocks_per_sm: int,
-) -> tuple[int, int]:
-    """Return the section's heads and the late rows of tiles that visit different keys.
-
-    Parameters
-    ----------
-    problem : Problem
-    device : Device
-    row_bytes : int
-        Bytes of a row of K and one of V together.
-    rows : tuple of int
-        Rows of a tile, heads that share it, and tiles of a head or of such heads.
-    blocks_per_sm : int
-        Blocks of a multiprocessor that take one tile after the other; 0 if each takes one.
-    """
-    bm, pack, q_tiles = rows
-    batch, heads = problem.batch, problem.batch * problem.heads_q // pack
     # As many heads as have their K and V in half of L2 together, and in all of it with the Q and
     # O that pass through it from one row tile of all of these to the next.
+    row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
+    if problem.precision is not None:  # 8 bits, and zeros behind the problem's columns
+        row_bytes = variant.head_dim + variant.head_dim_v
     kv_bytes = max(1, -(-problem.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
-    kv_heads = max(1, device.l2_bytes // 2 // kv_bytes)
-    if blocks_per_sm:
-        passing = problem.group // pack * bm * row_bytes
-        kv_heads = max(1, min(kv_heads, device.l2_bytes // (kv_bytes + passing)))
-        if kv_heads < batch * problem.heads_kv:
-            return _drawn(max(1, heads), max(1, q_tiles), device.sm_count * blocks_per_sm)
-    return max(1, min(kv_heads * problem.group, heads)), 0
+    section_heads_kv = max(1, device.l2_bytes // 2 // kv_bytes)
+    if kernel.persistent:
+        passing = problem.group // pack * variant.bm * row_bytes
+        section_heads_kv = max(1, min(section_heads_kv, device.l2_bytes // (kv_bytes + passing)))
+        if section_heads_kv < problem.batch * heads_kv:
+            blocks = device.sm_count * variant.blocks_per_sm
+            return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))
+    return Order(pack, q_tiles, tiles, max(1, min(section_heads_kv * problem.group, heads)), 0)
 
 
 def falls_from_first_key(problem: Problem) -> bool:

@@ -81,6 +81,7 @@ SPEC = KernelSpec(
     arguments=(*NUMBERS[:5], "piece", "in_flight", "ping_pong"),
     archs=("sm_90a",),
     tma=True,
+    persistent=True,
     launch_registers=lambda v: equal_registers(v.threads),
     tile_tables={
         90: {

@@ -56,6 +56,15 @@ class KernelSpec:
     launch_registers : callable, optional
         Template arguments -> registers of a thread at launch, where the kernel counts on having
         exactly that many because it moves them between its warps.
+    persistent : bool
+        Whether a block takes one tile after the other; the grid is then no larger than what runs at
+        once. If tiles differ in length, blocks draw them as they become free.
+    packs_heads : bool
+        Whether the rows of a group's query heads can share a tile.
+    takes_heads : bool
+        Whether a block takes a whole head, and loops over its rows.
+    workspace : int
+        float32 scratch in global memory for each row.
     tile_tables : mapping of int to Tiles
         By the compute capability from which on they hold; empty for kernels that decode.
     """
@@ -71,6 +80,10 @@ class KernelSpec:
     decodes: bool = False
     is_dependent: bool = False
     launch_registers: Callable[[TemplateArguments], int] | None = None
+    persistent: bool = False
+    packs_heads: bool = False
+    takes_heads: bool = False
+    workspace: int = 0
     tile_tables: Mapping[int, Tiles] = field(default_factory=dict)
 
     def runs_on(self, device: Device) -> bool:

@@ -38,17 +38,8 @@ class Spec(KernelSpec):
         The struct that its parameter begins with, but for tensor maps.
     max_head_dim, head_dim_step : int
         The most that a head dim can be; it is compiled in multiples of the step.
-    persistent : bool
-        Whether a block takes one tile after the other; the grid is then no larger than what runs at
-        once. If tiles differ in length, blocks draw them as they become free.
-    packs_heads : bool
-        Whether the rows of a group's query heads can share a tile.
     needs_keys : bool
         Whether it cannot run without any.
-    takes_heads : bool
-        Whether a block takes a whole head, and loops over its rows.
-    workspace : int
-        float32 scratch in global memory for each row.
     flops_per_byte : int
         Floating-point operations of a busy multiprocessor in the time in which it could read a byte
         of global memory, as measured on an H200; for kernels of `attention`.
@@ -70,11 +61,7 @@ class Spec(KernelSpec):
     params: np.dtype = PARAMS
     max_head_dim: int = 256
     head_dim_step: int = 16
-    persistent: bool = False
-    packs_heads: bool = False
     needs_keys: bool = False
-    takes_heads: bool = False
-    workspace: int = 0
     flops_per_byte: int = 1
     scores: tuple[str, ...] = (*PARTS, *OWN.values())
     kvs: tuple[str, ...] = ("Dense",)
