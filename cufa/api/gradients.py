@@ -156,7 +156,7 @@ def _on_cpu(
     gradients = Gradients(**{name: x for name, x in sums.items() if name in WRT}, read=read)
     views = gradients.viewed(call.view, call.ndim)
     whole = call.problem, call.operands._replace(out=results.out), results, views
-    on_cpu(*whole, call.operands.lengths, functions)
+    on_cpu(*whole, functions)
     found = []
     for name, gradient in sums.items():
         place = places.get(name)
