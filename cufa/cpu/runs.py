@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -65,13 +66,12 @@ def _that_follow(
 ) -> Iterator[Run]:
     rows, keys = (np.diff(x) for x in (cu_seqlens_q, cu_seqlens_k))
     used = keys if seqused_k is None else np.minimum(keys, seqused_k)
-    sizes = np.stack(
-        [rows, keys, np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)]
-    )
-    changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
-    starts = [0, *changes.tolist()] if rows.size else []
-    for start, end in zip(starts, [*starts[1:], rows.size], strict=False):
-        n, (length_q, length_k, seq_q, seq_kv) = end - start, sizes[:, start].tolist()
+    counted = np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)
+    end = 0
+    for sizes, same in groupby(np.stack([rows, keys, *counted], axis=1).tolist()):
+        length_q, length_k, seq_q, seq_kv = sizes
+        start, n = end, len(list(same))
+        end += n
         queries = partial(_packed, int(cu_seqlens_q[start]), n, length_q, seq_q)
         keys_of = partial(_packed, int(cu_seqlens_k[start]), n, length_k, seq_kv)
         yield Run(slice(start, end), seq_q, seq_kv, queries, keys_of)
