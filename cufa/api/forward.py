@@ -11,7 +11,6 @@ from cufa import device as devices
 from cufa.api import fp8_gpu
 from cufa.api.arguments import Call, call_of, functions_on_cpu
 from cufa.cpu import attention as cpu
-from cufa.cpu.decode import decode
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
 from cufa.launch import calls
 from cufa.launch.prepare import PreparedCalls
@@ -97,10 +96,7 @@ def _on_cpu(call: Call) -> Any:
     result = operands.out
     if functions.is_called:  # if they raise, `out` is as it was
         operands = operands._replace(out=result.copy())
-    if problem.is_cached:
-        lse = decode(problem, operands)
-    else:
-        lse = cpu.attention(problem, operands, operands.lengths, functions)
+    lse = cpu.attention(problem, operands, functions)
     if result is not operands.out:
         result[...] = operands.out
     return (out, lse.reshape(lse_shape)) if call.arguments["return_lse"] else out

@@ -152,7 +152,7 @@ def _on_cpu(call: Call, results: Results, found: Mapping[str, Array]) -> None:
         )
     views = _gradients(sums, read).viewed(call.view, call.ndim)
     whole = call.problem, call.operands._replace(out=results.out), results, views
-    on_cpu(*whole, call.operands.lengths, functions)
+    on_cpu(*whole, functions)
     for name, array in found.items():
         if sums[name] is not array:
             array[...] = sums[name]

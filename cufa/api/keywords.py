@@ -128,7 +128,8 @@ class DecodeOptions(_OfDecoding, Generic[Lse], total=False):
     layout: Layout
 
 
-class CacheOptions(_OfDecoding, total=False):
+class CacheOptions(_OfDecoding, Generic[Lse], total=False):
     """Keywords of the `decode` of a cache."""
 
+    return_lse: Lse
     layer: int

@@ -11,11 +11,10 @@ from cufa.api.decode import decode_padded
 from cufa.api.options import Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
-from cufa.caches.counts import Counts, none_allocated
-from cufa.caches.kinds import dtype_of
+from cufa.caches.contents import Contents
+from cufa.caches.counts import Counts, not_allocated
 from cufa.caches.layer import Layer
-from cufa.caches.sequences import Sequences
-from cufa.checks import check_scale, check_size
+from cufa.checks import check_scale
 from cufa.features.window import NO_WINDOW
 from cufa.specs.variant import Variant
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 _OF_PAGES = frozenset(("allocate", "free", "free_pages"))
 
 
-class Cache(Sequences):
+class Cache(Contents):
     """Sequences of a `KVCache` or `PagedKVCache`: all, or some that follow each other.
 
     ``cache[2:5]`` is a view of sequences 2 to 4, and can do what the whole can, but for `fork`,
@@ -35,10 +34,6 @@ class Cache(Sequences):
     of its own, with CuPy on the current device; a view takes the whole cache along. They cannot be
     captured into a CUDA graph.
     """
-
-    def _look(self) -> None:
-        super()._look()
-        self._layers: dict[int, Layer] = {}
 
     if not TYPE_CHECKING:  # where every name would be known
 
@@ -60,107 +55,6 @@ class Cache(Sequences):
             raise ValueError(f"a cache is cut by a slice of step 1, not {step}")
         first = self._rows.start
         return Cache(self._store, slice(first + start, first + max(start, stop)))
-
-    def layer(self, layer: int = 0) -> tuple[Array, Array]:
-        """Return keys and values of a layer, as `decode` takes them.
-
-        Parameters
-        ----------
-        layer : int
-
-        Returns
-        -------
-        k_cache, v_cache : array
-            (sequences, heads_kv, capacity, head_dim), or all pages of the cache, (pages, heads_kv,
-            page_size, head_dim); in the order of its layout. Always the same memory. In 8 bits,
-            they are bytes that `scales` go with: float8_e4m3fn (uint8 on CuPy) or int8. The
-            `decode` of the cache refuses tokens that are put there without `write`; `cufa.decode`
-            takes them.
-
-        Raises
-        ------
-        TypeError, ValueError
-            There is no such layer.
-        """
-        held = self._layer(layer)
-        return held.k, held.v
-
-    def scales(self, layer: int = 0) -> tuple[Array, Array]:
-        """Return the scales of a layer's keys and values, as `decode` takes them.
-
-        Parameters
-        ----------
-        layer : int
-
-        Returns
-        -------
-        k_scale, v_scale : array of float32, or None
-            (sequences, heads_kv, capacity), or (pages, heads_kv, page_size), in the order of the
-            layout: always the same memory. None where the cache has no 8 bits. Bytes times scales
-            are keys without their mean where the cache is smooth. The `decode` of the cache adds
-            what is lacking to the log-sum-exp, and `cufa.decode` over them does not.
-
-        Raises
-        ------
-        TypeError, ValueError
-            There is no such layer.
-        """
-        held = self._layer(layer)
-        return held.k_scale, held.v_scale
-
-    def dequantize(
-        self, layer: int = 0, *, dtype: Any, length: int | None = None
-    ) -> tuple[Array, Array]:
-        """Return a layer's keys and values of 8 bits as arrays that `attention` takes.
-
-        For a long prompt, `attention` over them is faster than `decode`.
-
-        Parameters
-        ----------
-        layer : int
-        dtype : str or numpy.dtype
-            That of the queries: "float16", "bfloat16" or "float32".
-        length : int, optional
-            Tokens of each sequence; by default those of the longest. Numbers behind the end of a
-            shorter sequence mean nothing: give ``lengths_k`` to `attention`.
-
-        Returns
-        -------
-        k, v : array, (sequences, heads_kv, length, head_dim)
-            In the order of the cache's layout, from pages in one piece; in new memory. Numbers are
-            bytes times scales in float32, and the mean where the cache is smooth, rounded to
-            `dtype`: in float16, those beyond 65504 become infinite.
-
-        Raises
-        ------
-        TypeError, ValueError
-            There is no such layer, the cache is not of 8 bits, a dtype or a length does not fit, or
-            the layer misses tokens, as in `decode`.
-
-        Examples
-        --------
-        >>> import numpy as np, cufa
-        >>> cache = cufa.KVCache(1, 2, 1000, 64, dtype="int8")
-        >>> q, k = np.ones((1, 4, 700, 64), np.float32), np.ones((1, 2, 700, 64), np.float32)
-        >>> cache.append(k, k)
-        >>> out = cufa.attention(q, *cache.dequantize(dtype=q.dtype), causal=True)
-        >>> np.allclose(out, 1)
-        True
-        """
-        held, store = self._layer(layer), self._store
-        if store.kind is None:
-            raise ValueError(
-                f"dequantize is of caches of 8 bits, but this one is of {store.dtype.name}: "
-                "layer() returns keys and values"
-            )
-        known = dtype_of(dtype)
-        capacity = store.shape[2]
-        if store.pages is not None:
-            capacity *= store.pages.table.shape[1]
-        longest = int(self._ends.max(initial=0))
-        size = longest if length is None else check_size("length", length, capacity, least=0)
-        store.check_written(layer, self._rows)
-        return held.dequantized(known, size)
 
     @overload
     def append(
@@ -279,7 +173,7 @@ class Cache(Sequences):
         places |= {"k_scale": held.k_scale, "v_scale": held.v_scale}
         call_of({**arguments, **caches, **places})
         if not self._in_use.any():
-            raise none_allocated(self._rows.start, len(self))
+            raise not_allocated(self._rows.start, len(self))
         if not self._store.host[1].any():
             raise ValueError(
                 "no sequence has a token to attend to: append tokens before decode, or extend the "
@@ -287,16 +181,14 @@ class Cache(Sequences):
             )
 
     @overload
-    def decode(
-        self, q: ArrayT, *, return_lse: Literal[False] = False, **options: Unpack[CacheOptions]
-    ) -> ArrayT: ...
+    def decode(self, q: ArrayT, **options: Unpack[CacheOptions[Literal[False]]]) -> ArrayT: ...
     @overload
     def decode(
-        self, q: ArrayT, *, return_lse: Literal[True], **options: Unpack[CacheOptions]
+        self, q: ArrayT, **options: Unpack[CacheOptions[Literal[True]]]
     ) -> tuple[ArrayT, ArrayT]: ...
     @overload
     def decode(
-        self, q: ArrayT, *, return_lse: bool, **options: Unpack[CacheOptions]
+        self, q: ArrayT, **options: Unpack[CacheOptions[bool]]
     ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
     @refuses_other_names
     def decode(
@@ -371,11 +263,3 @@ class Cache(Sequences):
         if held.k_mean is not None and return_lse:
             held.add_mean(found[1], q, check_scale(scale, q.shape[3]))
         return found
-
-    def _layer(self, layer: int) -> Layer:
-        """Return a layer of these sequences; made once."""
-        held = self._layers.get(layer) if type(layer) is int else None
-        if held is None:
-            number = check_size("layer", layer, self._store.layers - 1, least=0)
-            held = self._layers[number] = Layer(self._store, self._rows, number)
-        return held

@@ -68,32 +68,27 @@ def counts_of(name: str, values: object, in_use: np.ndarray, first: int) -> np.n
         return counts
     if array.ndim == 0:
         if array > 0 and in_use.size and not in_use.any():
-            raise none_allocated(first, in_use.size)
+            raise not_allocated(first, in_use.size)
         counts[~in_use] = 0
     idle = np.flatnonzero((counts > 0) & ~in_use)
     if idle.size:
-        raise ValueError(
-            f"{name}: sequence {first + int(idle[0])} has not been allocated: allocate() returns "
-            "the number of a new one"
-        )
+        raise not_allocated(first + int(idle[0]), argument=f"{name}: ")
     return counts
 
 
-def none_allocated(first: int, sequences: int) -> ValueError:
+def not_allocated(first: int, sequences: int = 1, argument: str = "") -> ValueError:
     """Return the error of a call for sequences none of which has been allocated."""
-    which = f"sequence {first} has not"
-    if sequences > 1:
+    if sequences == 1:
+        which, how = f"{argument}sequence {first} has not", "allocate()"
+    else:
         which = f"none of the sequences {first} to {first + sequences - 1} has"
-    return ValueError(
-        f"{which} been allocated: call allocate() first, which returns the number of a new one"
-    )
+        how = "call allocate() first, which"
+    return ValueError(f"{which} been allocated: {how} returns the number of a new one")
 
 
 def check_sequence(sequence: object, in_use: np.ndarray) -> int:
     """Return the number of a sequence as a plain integer; refuse one that is not in use."""
     number = check_size("sequence", sequence, in_use.size - 1, least=0)
     if not in_use[number]:
-        raise ValueError(
-            f"sequence {number} has not been allocated: allocate() returns the number of a new one"
-        )
+        raise not_allocated(number)
     return number

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.arrays import Array, as_bhsd, module_of_all, overlap, whole_chunks
-from cufa.caches.counts import none_allocated
+from cufa.caches.counts import not_allocated
 from cufa.caches.store import Store
 from cufa.checks import check_devices, check_dtypes
 from cufa.cpu import append as cpu
@@ -138,7 +138,7 @@ class Layer:
         store, layer, first = self._store, self._number, self._rows.start
         (starts, ends), written = store.host[:, self._rows], self.written
         if not store.in_use[self._rows].any():
-            raise none_allocated(first, self._sequences)
+            raise not_allocated(first, self._sequences)
         again = np.flatnonzero((ends > starts) & (written == ends))
         if again.size:
             raise ValueError(

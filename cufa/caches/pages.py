@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -11,22 +12,21 @@ import numpy as np
 from cufa.caches.full import CacheFullError
 
 
-class Taken(NamedTuple):
-    """A free page that a sequence takes.
+class Change(NamedTuple):
+    """A page of a sequence that becomes another one.
 
     Attributes
     ----------
     sequence, entry : int
         Its place in the table.
-    old : int or None
-        The page that was there and has other users: the new page is to be a copy of it.
-    new : int
+    old, new : int or None
+        The page that was there and the one that shall be; None where there is none.
     """
 
     sequence: int
     entry: int
     old: int | None
-    new: int
+    new: int | None
 
 
 class Pages:
@@ -66,18 +66,19 @@ class Pages:
         """Pages that nobody uses."""
         return len(self._free)
 
-    def planned(self, grown: Sequence[tuple[int, int, int]]) -> list[Taken]:
-        """Plan room for more tokens; nothing changes before it is taken.
+    def grown(self, lengths: Iterable[tuple[int, int, int]]) -> list[Change]:
+        """Return what makes room for more tokens; nothing changes before it is applied.
 
         Parameters
         ----------
-        grown : sequence of (int, int, int)
+        lengths : iterable of (int, int, int)
             Sequence, tokens that it has, and tokens that it shall have.
 
         Returns
         -------
-        list of Taken
-            Pages that are to be copied and taken before the tokens are written.
+        list of Change
+            Of an old page that has other users, the new one is to be a copy, made before tokens are
+            written.
 
         Raises
         ------
@@ -86,7 +87,7 @@ class Pages:
         most = self.table.shape[1] * self.page_size
         places: list[tuple[int, int, int | None]] = []
         leaving: Counter[int] = Counter()
-        for sequence, length, end in grown:
+        for sequence, length, end in lengths:
             if end > most:
                 raise CacheFullError(
                     f"sequence {sequence} would have {end} tokens, but a table of "
@@ -106,84 +107,49 @@ class Pages:
                 f"out of pages: {len(places)} more are needed, but {self.free} of "
                 f"{len(self._users)} are free"
             )
+        free = reversed(self._free)
+        return [Change(*place, new) for place, new in zip(places, free, strict=False)]
+
+    def cut(self, sequence: int, length: int) -> list[Change]:
+        """Return what takes the pages beyond a length from a sequence."""
+        kept = self._pages_of(length)
+        beyond = self._pages(sequence)[kept:]
+        return [Change(sequence, entry, page, None) for entry, page in enumerate(beyond, kept)]
+
+    def moved(self, sources: Sequence[int], targets: Sequence[int]) -> list[Change]:
+        """Return what lets sequences use the pages that others have now."""
         return [
-            Taken(*place, new) for place, new in zip(places, reversed(self._free), strict=False)
+            Change(target, entry, old, new)
+            for source, target in zip(sources, targets, strict=True)
+            for entry, (old, new) in enumerate(
+                zip_longest(self._pages(target), self._pages(source))
+            )
         ]
 
-    def take(self, plan: Sequence[Taken]) -> None:
-        """Do what has just been planned."""
-        for sequence, index, old, new in plan:
-            self._free.pop()
-            if old is None:
-                self._held[sequence] = index + 1
-            else:
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Do what has just been planned. Pages that nobody uses any more are free."""
+        for change in changes:
+            if change.new is not None:
+                if self._users[change.new] == 0:
+                    self._free.pop()  # it is the last one
+                self._users[change.new] += 1
+        for sequence, entry, old, new in changes:
+            if old is not None:
                 self._users[old] -= 1
-            self._users[new] = 1
-            self._set(sequence, index, new)
+                if self._users[old] == 0:
+                    self._free.append(old)
+            self._held[sequence] += (new is not None) - (old is not None)
+            if new is not None and self.table[sequence, entry] != new:
+                self.table[sequence, entry] = new
+                self.changed.add((sequence, entry))
 
-    def give_back(self, plan: Sequence[Taken]) -> None:
-        """Undo what has just been taken."""
-        for sequence, index, old, new in reversed(plan):
-            self._free.append(new)
-            self._users[new] = 0
-            if old is None:
-                self._held[sequence] = index
-            else:
-                self._users[old] += 1
-                self._set(sequence, index, old)
-
-    def cut(self, sequence: int, length: int) -> None:
-        """Give back the pages beyond a length."""
-        kept = self._pages_of(length)
-        self._drop(self._pages(sequence)[kept:])
-        self._held[sequence] = min(kept, self._held[sequence])
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Let sequences use the pages that others have now.
-
-        Returns
-        -------
-        list of (int, list of int)
-            The pages that each target had, for `move_back` or `release`.
-        """
-        held = [self._pages(source) for source in sources]
-        before = [(target, self._pages(target)) for target in targets]
-        for target, pages in zip(targets, held, strict=True):
-            for page in pages:
-                self._users[page] += 1
-            self._fill(target, pages)
-        return before
-
-    def move_back(self, before: Sequence[tuple[int, list[int]]]) -> None:
-        """Undo what `move` has done."""
-        for target, pages in before:
-            self._drop(self._pages(target))  # which others use, too
-            self._fill(target, pages)
-
-    def release(self, before: Sequence[tuple[int, list[int]]]) -> None:
-        """Give back what sequences had before they were moved."""
-        for _, pages in before:
-            self._drop(pages)
+    def undo(self, changes: Sequence[Change]) -> None:
+        """Undo what has just been applied: pages are free in the same order as before."""
+        self.apply([Change(i, entry, new, old) for i, entry, old, new in reversed(changes)])
 
     def _pages(self, sequence: int) -> list[int]:
         pages: list[int] = self.table[sequence, : self._held[sequence]].tolist()
         return pages
 
-    def _fill(self, sequence: int, pages: Sequence[int]) -> None:
-        for index, page in enumerate(pages):
-            self._set(sequence, index, page)
-        self._held[sequence] = len(pages)
-
-    def _drop(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self._users[page] -= 1
-            if self._users[page] == 0:
-                self._free.append(page)
-
     def _pages_of(self, length: int) -> int:
         return -(-length // self.page_size)
-
-    def _set(self, sequence: int, index: int, page: int) -> None:
-        if self.table[sequence, index] != page:
-            self.table[sequence, index] = page
-            self.changed.add((sequence, index))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,11 @@ import numpy as np
 from cufa.arrays import Array
 from cufa.caches.counts import Counts, counts_of, integers
 from cufa.caches.full import CacheFullError
+from cufa.caches.layer import Layer
+from cufa.caches.pages import Change
 from cufa.caches.store import Store
+from cufa.checks import check_size
+from cufa.problem.lengths import check_lengths
 
 _SHOWN = 16  # lengths
 
@@ -22,13 +25,10 @@ class Sequences:
 
     def __init__(self, store: Store, rows: slice) -> None:
         self._store, self._rows = store, rows
-        self._look()
-
-    def _look(self) -> None:
-        """View what the store holds of these sequences on the host."""
-        store, rows = self._store, self._rows
+        # Views of what the store holds of these sequences on the host.
         self._starts, self._ends = store.host[0, rows], store.host[1, rows]
         self._in_use, self._written = store.in_use[rows], store.written[:, rows]
+        self._layers: dict[int, Layer] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: the whole store of a view, too."""
@@ -36,8 +36,7 @@ class Sequences:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of another cache."""
-        self.__dict__.update(state)
-        self._look()
+        Sequences.__init__(self, state["_store"], state["_rows"])
 
     def __copy__(self) -> Sequences:
         """Return a copy that shares nothing with this cache, as `copy.deepcopy` does."""
@@ -119,7 +118,7 @@ class Sequences:
         """Make room for new tokens, and write them; take the room back if this fails."""
         store, first = self._store, self._rows.start
         ends = self._ends + counts
-        undo = None
+        changes: list[Change] = []
         if store.pages is None:
             capacity = store.shape[2]
             if max(ends.tolist(), default=0) > capacity:
@@ -129,12 +128,11 @@ class Sequences:
                     f"capacity of {capacity}"
                 )
         else:
-            grown = zip(self._ends.tolist(), ends.tolist(), strict=True)
-            plan = store.pages.planned([(i, *each) for i, each in enumerate(grown, first)])
-            store.copy_pages(plan)
-            store.pages.take(plan)
-            undo = partial(store.pages.give_back, plan)
-        with store.changing(undo):
+            numbers = range(first, self._rows.stop)
+            grown = zip(numbers, self._ends.tolist(), ends.tolist(), strict=True)
+            changes = store.pages.grown(grown)
+            store.copy_pages(changes)
+        with store.changing(changes):
             if store.is_captured:  # replays have written what there was
                 self._written[...] = self._ends
             self._starts[...] = self._ends
@@ -196,7 +194,7 @@ class Sequences:
         self._written[...] = np.minimum(self._written, kept)
         if store.pages is not None:
             for i, length in enumerate(kept.tolist(), self._rows.start):
-                store.pages.cut(i, length)
+                store.pages.apply(store.pages.cut(i, length))
 
     def reorder(self, rows: Counts) -> None:
         """Let sequence i go on with the tokens of sequence ``rows[i]``, as beam search asks for.
@@ -240,10 +238,7 @@ class Sequences:
                 f"rows has shape {chosen.shape}, but there are {len(self)} sequences: one row for "
                 "each is needed"
             )
-        bad = np.flatnonzero((chosen < 0) | (chosen >= len(self)))
-        if bad.size:
-            i = int(bad[0])
-            raise ValueError(f"rows[{i}] is {chosen[i]}: it must be 0 to {len(self) - 1}")
+        check_lengths("rows", chosen, len(self) - 1)
         targets = np.flatnonzero(chosen != np.arange(len(self)))
         sources = chosen[targets].astype(np.int64)
         for i, source in zip(targets.tolist(), sources.tolist(), strict=True):
@@ -258,3 +253,11 @@ class Sequences:
     def _counts(self, name: str, counts: Counts) -> np.ndarray:
         """Return one number for each sequence."""
         return counts_of(name, counts, self._in_use, self._rows.start)
+
+    def _layer(self, layer: int) -> Layer:
+        """Return a layer of these sequences; made once."""
+        held = self._layers.get(layer) if type(layer) is int else None
+        if held is None:
+            number = check_size("layer", layer, self._store.layers - 1, least=0)
+            held = self._layers[number] = Layer(self._store, self._rows, number)
+        return held

@@ -7,21 +7,20 @@ addresses, and each change is sent there. Nothing is read back.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cufa.arrays import Array, whole_chunks
-from cufa.caches.kinds import kind_of
+from cufa.caches.kinds import dtype_of
 from cufa.caches.outbox import Outbox
-from cufa.caches.pages import Pages, Taken
+from cufa.caches.pages import Change, Pages
 from cufa.caches.rotaries import rotaries_of
 from cufa.checks import check_flag, check_layout, check_module, check_size
 from cufa.launch.capture import is_capturing
-from cufa.quantized.rows import KINDS, Kind
+from cufa.quantized.rows import KINDS
 from cufa.specs import MAX_HEAD_DIM
 
 
@@ -93,24 +92,21 @@ class Store:
         self.xp = xp = arguments["xp"]
         check_module(xp)
         self.rotaries = rotaries_of(arguments["rotary"], layers, head_dim, capacity, xp)
-        kind, smooth = kind_of(arguments["dtype"]), check_flag("smooth", arguments["smooth"])
-        self.kind = kind if isinstance(kind, Kind) else None
-        if isinstance(kind, Kind):
-            dtype = kind.on_host if xp is np else kind.on_device
-        elif smooth:
+        kinds = KINDS.values()
+        known = dtype_of(arguments["dtype"], kinds)
+        self.kind = kind = next((kind for kind in kinds if kind.on_host == known), None)
+        smooth = check_flag("smooth", arguments["smooth"])
+        if smooth and kind is None:
             raise ValueError(
-                f"smooth must be False where dtype is {kind.name}: it is for caches of 8 bits, "
+                f"smooth must be False where dtype is {known.name}: it is for caches of 8 bits, "
                 f"{', '.join(KINDS)}"
             )
-        else:
-            dtype = kind
-        self.dtype = dtype
+        self.dtype = dtype = known if kind is None or xp is np else kind.on_device
         ordered = shape if layout == "bhsd" else (blocks, keys, heads)
         self._bases = [
             xp.zeros((layers, *ordered, whole_chunks(d, dtype.itemsize)), dtype) for d in head_dims
         ]
-        scaled = () if self.kind is None else head_dims
-        self._scales = [xp.zeros((layers, *shape), np.float32) for _ in scaled]
+        self._scales = [xp.zeros((layers, *shape), np.float32) for _ in head_dims if kind]
         of_means = layers, sequences, heads, head_dim
         self._means = xp.zeros(of_means, np.float32) if smooth else None
         self.host = np.zeros((2, sequences), np.int32)
@@ -200,9 +196,9 @@ class Store:
         address = address_of(array)
         return any(first <= address < end for first, end in self._spans)
 
-    def copy_pages(self, plan: Sequence[Taken]) -> None:
+    def copy_pages(self, changes: Sequence[Change]) -> None:
         """Copy the pages of all layers that will no longer be shared."""
-        copies = [(each.old, each.new) for each in plan if each.old is not None]
+        copies = [(each.old, each.new) for each in changes if each.old is not None]
         if copies:
             old, new = self.xp.asarray(np.array([*zip(*copies, strict=True)]))
             for array in (*self._bases, *self._scales):
@@ -225,17 +221,14 @@ class Store:
             self.check_written(layer, sources)
         if not targets.size:
             return
-        undo, before = None, []
-        if self.pages is not None:
-            before = self.pages.move(sources.tolist(), targets.tolist())
-            undo = partial(self.pages.move_back, before)
-        with self.changing(undo):
+        pages = self.pages
+        with self.changing(
+            [] if pages is None else pages.moved(sources.tolist(), targets.tolist())
+        ):
             self.host[:, targets] = self.host[1, sources]
             self.written[:, targets] = self.host[1, targets]
             self.send()
             self._copy_rows(sources, targets)  # last: it is not undone
-        if self.pages is not None:
-            self.pages.release(before)
 
     def check_written(self, layer: int, sequences: np.ndarray | slice) -> None:
         """Refuse to use tokens that `extend` has made room for, and that no `write` has filled."""
@@ -265,20 +258,16 @@ class Store:
                 layer[new] = layer[old]
 
     @contextmanager
-    def changing(self, undo: Callable[[], None] | None = None) -> Iterator[None]:
-        """Leave `host`, `in_use` and `written` as they were if the block fails.
-
-        Parameters
-        ----------
-        undo : callable, optional
-            Undoes what has been done to `pages`.
-        """
+    def changing(self, changes: Sequence[Change] = ()) -> Iterator[None]:
+        """Change pages; if the block fails, leave these and the host's numbers as they were."""
         before = self.host.copy(), self.in_use.copy(), self.written.copy()
+        if self.pages is not None:
+            self.pages.apply(changes)
         try:
             yield
         except BaseException:
-            if undo is not None:
-                undo()
+            if self.pages is not None:
+                self.pages.undo(changes)
             self.host[...], self.in_use[...], self.written[...] = before
             self.send()
             raise

@@ -8,13 +8,13 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, Operands
+from cufa.arrays import Operands
 from cufa.cpu.functions import NO_FUNCTIONS, Functions
 from cufa.cpu.kv import KV
 from cufa.cpu.query_tile import query_tile
@@ -24,6 +24,7 @@ from cufa.cpu.spans import spans
 from cufa.features.feature import Tile
 from cufa.features.parts import edges
 from cufa.problem.problem import Problem
+from cufa.quantized.e4m3 import E4M3
 
 #: Rows of a query tile, counted over the query heads that share a K/V head, and keys of a K/V
 #: tile: large enough for BLAS to run at nearly its full speed.
@@ -94,10 +95,7 @@ def plan(problem: Problem) -> Plan:
 
 
 def attention(
-    problem: Problem,
-    operands: Operands,
-    lengths: Mapping[str, Array | None] = MappingProxyType({}),
-    functions: Functions = NO_FUNCTIONS,
+    problem: Problem, operands: Operands, functions: Functions = NO_FUNCTIONS
 ) -> np.ndarray:
     """Compute softmax(scale * Q K^T) V in tiles, accumulating in float32.
 
@@ -106,9 +104,8 @@ def attention(
     problem : Problem
     operands : Operands
         Views as `parse` returns them: q (b, hq, sq, d), k (b, hk, sk, d), v (b, hk, sk, dv), and
-        out (b, hq, sq, dv), where the result goes. Any strides. For "Varlen", b is 1.
-    lengths : mapping
-        As in `cufa.cpu.runs.runs`.
+        out (b, hq, sq, dv), where the result goes; or K and V of a cache. Any strides. For
+        "Varlen", b is 1.
     functions : Functions
         The caller's functions.
 
@@ -124,23 +121,19 @@ def attention(
     Keys that a causal mask hides never reach a result, NaN included.
     """
     lse = np.empty(operands.out.shape[:3], np.float32)
-    if lengths.get("lengths_q") is not None:  # which leave rows out
+    if operands.lengths.get("lengths_q") is not None:  # which leave rows out
         operands.out[...], lse[...] = 0, -np.inf
+    if problem.kv_dtype == E4M3.name:  # of bytes that may be uint8
+        operands = operands._replace(k=operands.k.view(E4M3), v=operands.v.view(E4M3))
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
-        for step in steps(problem, operands, lengths, functions):
-            k, v = map(step.of_keys, (operands.k, operands.v))
-            attend(step, operands, KV(k, v, is_reused=len(step.scores) > 1), lse)
+        for step in steps(problem, operands, functions):
+            kv, arrays = step.kv(operands), (operands.q, operands.out, lse)
+            for score in step.scores:
+                q, out, its_lse = (step.of_queries(x)[:, :, score.rows] for x in arrays)
+                query_tile(score, step.columns, q, kv, out, its_lse)
     return lse
-
-
-def attend(step: Step, operands: Operands, kv: KV, lse: np.ndarray) -> None:
-    """Compute attention of a step, over its keys and values."""
-    q, out, lse = map(step.of_queries, (operands.q, operands.out, lse))
-    for score in step.scores:
-        part = slice(None), slice(None), score.rows
-        query_tile(score, step.columns, q[part], kv, out[part], lse[part])
 
 
 class Step(NamedTuple):
@@ -177,38 +170,31 @@ class Step(NamedTuple):
         """View its part of an array in the order of k and v."""
         return self.run.keys(x)[self.batch, self.heads_kv]
 
+    def kv(self, operands: Operands) -> KV:
+        """Return its keys and values."""
+        scales = (scale[..., None] for scale in operands.scales)
+        arrays = map(self.of_keys, (operands.k, operands.v, *scales))
+        return KV(*arrays, table=self.run.table, is_reused=len(self.scores) > 1)
 
-def steps(
-    problem: Problem,
-    operands: Operands,
-    lengths: Mapping[str, Array | None],
-    functions: Functions,
-) -> Iterator[Step]:
+
+def steps(problem: Problem, operands: Operands, functions: Functions) -> Iterator[Step]:
     """Yield the steps of a call."""
-    for run in runs(problem, lengths):
-        q, k = run.queries(operands.q), run.keys(operands.k)
-        one = problem._replace(batch=len(q), seq_q=q.shape[2], seq_kv=k.shape[2], kv="Dense")
-        yield from steps_of(one, run, operands, functions)
-
-
-def steps_of(
-    problem: Problem, run: Run, operands: Operands, functions: Functions
-) -> Iterator[Step]:
-    """Yield the steps of a run, whose own problem it is."""
-    if 0 in (problem.heads_q, problem.seq_q):
-        return
-    sizes, first, diagonal = plan(problem), run.some.start, problem.seq_kv - problem.seq_q
-    for batch in spans(0, problem.batch, sizes.batch):
-        numbers = slice(first + batch.start, first + batch.stop)
-        for kv in spans(0, problem.heads_kv, sizes.heads_kv):
-            heads = slice(kv.start * sizes.group, kv.stop * sizes.group)
+    for run in runs(problem, operands):
+        first, batch = run.some.start, run.some.stop - run.some.start
+        p = problem._replace(batch=batch, seq_q=run.seq_q, seq_kv=run.seq_kv, kv="Dense")
+        if 0 in (p.heads_q, p.seq_q):
+            continue
+        sizes, diagonal = plan(p), p.seq_kv - p.seq_q
+        for some, kv in product(spans(0, batch, sizes.batch), spans(0, p.heads_kv, sizes.heads_kv)):
+            numbers = slice(first + some.start, first + some.stop)
+            heads = slice(kv.start * p.group, kv.stop * p.group)
             arrays = {
                 name: array[heads] if array.ndim == 1 else array[numbers, heads]
                 for name, array in operands.score_arrays.items()
             }
             tiles = (
                 Tile(numbers, heads, rows, slice(0, 0), diagonal, arrays, operands.seed)
-                for rows in spans(0, problem.seq_q, sizes.rows)
+                for rows in spans(0, p.seq_q, sizes.rows)
             )
-            scores = [Score(problem, tile, functions) for tile in tiles]
-            yield Step(run, batch, numbers, heads, kv, sizes.keys, scores)
+            scores = [Score(p, tile, functions) for tile in tiles]
+            yield Step(run, some, numbers, heads, kv, sizes.keys, scores)

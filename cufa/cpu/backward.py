@@ -6,11 +6,9 @@ gradients are added up in float32. No more than one tile of scores exists at a t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from cufa.arrays import Array, Operands
+from cufa.arrays import Operands
 from cufa.cpu.attention import Step, steps
 from cufa.cpu.functions import Functions
 from cufa.cpu.kv import KV
@@ -29,14 +27,13 @@ def attention_backward(
     operands: Operands,
     results: Results,
     into: Gradients,
-    lengths: Mapping[str, Array | None],
     functions: Functions,
 ) -> None:
     """Compute the gradients of attention.
 
     Parameters
     ----------
-    problem, operands, lengths, functions
+    problem, operands, functions
         As in `cufa.cpu.attention.attention`.
     results : Results
     into : Gradients
@@ -54,7 +51,7 @@ def attention_backward(
     # Infinities and NaN in the inputs, and gradients too large for float16, are the caller's
     # business.
     with np.errstate(all="ignore"):
-        for step in steps(problem, operands, lengths, functions):
+        for step in steps(problem, operands, functions):
             _differentiate(step, problem, operands, results, into)
 
 
@@ -72,11 +69,9 @@ def _differentiate(
     of_step = Results(*map(step.of_queries, results))
     queries = [_Queries(score, q, of_step, sums) for score in step.scores]
     kv, tiles = KV(k, v), list(spans(0, k.shape[2], step.columns))
-    large = [each for each in queries if each.softmax is not None]
-    for keys in tiles if large else ():
-        for each in large:
-            each.add_up(keys, kv.tiles(keys)[0])
     for each in queries:
+        for keys in tiles if each.softmax is not None else ():
+            each.add_up(keys, kv.tiles(keys)[0])
         each.begin()
     for keys in tiles:
         tK, tV = kv.tiles(keys)

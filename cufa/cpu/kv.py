@@ -29,13 +29,14 @@ class KV:
     Parameters
     ----------
     k, v : ndarray
-        (batch, heads, seq, head_dim), or pages of a cache, (pages, heads, page_size, head_dim).
+        (batch, heads, seq, head_dim), or all pages of a cache, (1, heads, pages, page_size,
+        head_dim).
     *scales : ndarray
         Those of K and of V in 8 bits, with a head_dim of 1.
     table : ndarray, (pages a sequence,), optional
         The pages of the one sequence in order; those of keys that are asked for must exist.
     is_reused : bool
-        Whether several tiles of queries read them.
+        Whether several tiles of queries read them; pages are converted for each.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class KV:
         table: np.ndarray | None = None,
         is_reused: bool = False,
     ) -> None:
-        if is_reused and k.dtype != np.float32 and k.size + v.size <= _MOST_CONVERTED:
+        is_small = table is None and k.size + v.size <= _MOST_CONVERTED
+        if is_reused and is_small and k.dtype != np.float32:
             k, v = _for_blas(k), _for_blas(v)
         self._k, self._v, self._scales, self._table = k, v, scales, table
 
@@ -62,6 +64,6 @@ class KV:
         """
         if self._table is None:
             return x[:, :, keys]
-        page, slot = np.divmod(np.arange(keys.start, keys.stop), x.shape[2])
+        page, slot = np.divmod(np.arange(keys.start, keys.stop), x.shape[3])
         heads = np.arange(x.shape[1])[:, None]
-        return x[self._table[page], heads, slot][None]
+        return x[0, heads, self._table[page], slot][None]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cufa.quantized.e4m3 import E4M3, LARGEST, rounded
-from cufa.quantized.rows import MOST_MEAN
+from cufa.quantized.rows import MOST_MEAN, scale_of
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.transform import columns_of, norm, sums, transformed
-
-#: The least scale, 2^-126: its reciprocal is finite.
-_LEAST = np.finfo(np.float32).tiny
 
 
 def quantize(
@@ -56,11 +53,11 @@ def quantize(
     with np.errstate(all="ignore"):  # infinities and NaN become NaN
         if granularity == "tensor":
             largest = [_largest(prepared(i), seq).max() for i in each_head]
-            scales[...] = _scale(np.max(largest, initial=0), factor)
+            scales[...] = scale_of(np.max(largest, initial=0), LARGEST, factor)
         for i in each_head:
             rows = prepared(i)
             if granularity != "tensor":
-                scales[i] = _scale(_largest(rows, rows_of_scale), factor)
+                scales[i] = scale_of(_largest(rows, rows_of_scale), LARGEST, factor)
             inverse = 1 / (scales[0, 0] if granularity == "tensor" else scales[i]) * factor
             values[i] = rounded(rows * np.repeat(inverse, rows_of_scale)[:seq, None])
     return values, scales, mean
@@ -77,8 +74,3 @@ def _largest(rows: np.ndarray, block: int) -> np.ndarray:
     of_rows = np.where(np.isfinite(rows), np.abs(rows), np.float32(0)).max(axis=1)
     found: np.ndarray = np.maximum.reduceat(of_rows, np.arange(0, len(rows), block))
     return found
-
-
-def _scale(largest: np.ndarray, factor: np.float32) -> np.ndarray:
-    """Return by what numbers times a factor are divided, so that the largest becomes `LARGEST`."""
-    return np.where(largest == 0, np.float32(1), np.maximum(largest * factor / LARGEST, _LEAST))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array
+from cufa.arrays import Array, Operands
 from cufa.problem.problem import Problem
 
 
@@ -19,43 +20,45 @@ class Run(NamedTuple):
     ----------
     some : slice
         Which sequences.
+    seq_q, seq_kv : int
+        Queries and keys of each.
     queries, keys : callable
         View an array of all sequences, in the order of q, or of k and v, as (batch, heads, seq,
-        ...) of these.
+        ...) of these; keys in pages as (1, heads, pages, page_size, ...), with all pages.
+    table : ndarray or None
+        The pages of the one sequence, in order.
     """
 
     some: slice
+    seq_q: int
+    seq_kv: int
     queries: Callable[[np.ndarray], np.ndarray]
     keys: Callable[[np.ndarray], np.ndarray]
+    table: np.ndarray | None = None
 
 
-def runs(problem: Problem, lengths: Mapping[str, Array | None]) -> Iterator[Run]:
+def runs(problem: Problem, operands: Operands) -> Iterator[Run]:
     """Yield the runs of a call, in order.
 
     Neighbours of equal lengths that follow each other are one, which spreads the cost of the Python
-    loop.
-
-    Parameters
-    ----------
-    problem : Problem
-        With `kv` "Dense", "Padded" or "Varlen".
-    lengths : mapping
-        By argument: none for "Dense"; ``lengths_k`` and ``lengths_q``; or ``cu_seqlens_q``,
-        ``cu_seqlens_k`` and ``seqused_k``. None for one that is not given.
+    loop. In a cache each sequence is one, so that it has the same bits alone and in any batch.
     """
+    lengths = operands.lengths
     if problem.kv == "Varlen":
         yield from _that_follow(problem, **lengths)
-    elif problem.kv == "Dense":
-        everything = slice(0, problem.batch)
-        yield Run(everything, *2 * [partial(padded, everything, None)])
-    else:
-        for i in range(problem.batch):
-            one = slice(i, i + 1)
-            queries, keys = (
-                partial(padded, one, None if used is None else int(used[i]))
-                for used in (lengths["lengths_q"], lengths["lengths_k"])
-            )
-            yield Run(one, queries, keys)
+        return
+    used_q, used_k = lengths.get("lengths_q"), lengths.get("lengths_k", lengths.get("lengths"))
+    table = lengths.get("block_table")
+    step = problem.batch if problem.kv == "Dense" else 1
+    for i in range(0, problem.batch, step or 1):
+        some = slice(i, i + step)
+        seq_q = problem.seq_q if used_q is None else int(used_q[i])
+        seq_kv = problem.seq_kv if used_k is None else int(used_k[i])
+        queries = partial(_padded, some, seq_q)
+        if table is None:
+            yield Run(some, seq_q, seq_kv, queries, partial(_padded, some, seq_kv))
+        else:
+            yield Run(some, seq_q, seq_kv, queries, _in_pages, table[i])
 
 
 def _that_follow(
@@ -63,23 +66,25 @@ def _that_follow(
 ) -> Iterator[Run]:
     rows, keys = (np.diff(x) for x in (cu_seqlens_q, cu_seqlens_k))
     used = keys if seqused_k is None else np.minimum(keys, seqused_k)
-    sizes = np.stack(
-        [rows, keys, np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)]
-    )
-    changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
-    starts = [0, *changes.tolist()] if rows.size else []
-    for start, end in zip(starts, [*starts[1:], rows.size], strict=False):
-        n, (length_q, length_k, seq_q, seq_kv) = end - start, sizes[:, start].tolist()
-        yield Run(
-            slice(start, end),
-            partial(_packed, int(cu_seqlens_q[start]), n, length_q, seq_q),
-            partial(_packed, int(cu_seqlens_k[start]), n, length_k, seq_kv),
-        )
+    counted = np.minimum(rows, problem.max_seqlen_q), np.minimum(used, problem.max_seqlen_k)
+    end = 0
+    for sizes, same in groupby(np.stack([rows, keys, *counted], axis=1).tolist()):
+        length_q, length_k, seq_q, seq_kv = sizes
+        start, n = end, len(list(same))
+        end += n
+        queries = partial(_packed, int(cu_seqlens_q[start]), n, length_q, seq_q)
+        keys_of = partial(_packed, int(cu_seqlens_k[start]), n, length_k, seq_kv)
+        yield Run(slice(start, end), seq_q, seq_kv, queries, keys_of)
 
 
-def padded(some: slice, used: int | None, x: np.ndarray) -> np.ndarray:
+def _padded(some: slice, used: int, x: np.ndarray) -> np.ndarray:
     """View the first rows of some sequences in arrays where each has as many."""
     return x[some, :, :used]
+
+
+def _in_pages(x: np.ndarray) -> np.ndarray:
+    """View (pages, heads, page_size, ...) as (1, heads, pages, page_size, ...)."""
+    return x.swapaxes(0, 1)[None]
 
 
 def _packed(first: int, sequences: int, length: int, used: int, x: np.ndarray) -> np.ndarray:

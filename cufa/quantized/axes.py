@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cufa.arrays import Array, Ints
+import numpy as np
+
+from cufa.arrays import Ints, as_bhsd
 from cufa.checks import check_choice, check_integer
 
 LAYOUTS = ("bhsd", "bshd", "thd")
@@ -37,19 +39,5 @@ def check_axes(name: str, shape: object, layout: object) -> None:
 
 def sizes_of(shape: Ints, layout: str) -> Ints:
     """Return (batch, heads, seq, head_dim) of a shape that fits its layout."""
-    *front, head_dim = shape
-    if layout == "thd":
-        return 1, front[1], front[0], head_dim
-    if len(front) == 3:
-        batch, heads, seq = front if layout == "bhsd" else (front[0], front[2], front[1])
-        return batch, heads, seq, head_dim
-    return (front[0] if len(front) == 2 else 1), 1, front[-1], head_dim
-
-
-def restored_axes(array: Array, ndim: int, layout: str) -> Array:
-    """View (batch, heads, seq, head_dim) in the rank and layout of the source."""
-    if layout == "thd":
-        return array[0].swapaxes(0, 1)
-    if ndim == 4:
-        return array if layout == "bhsd" else array.swapaxes(1, 2)
-    return array[:, 0] if ndim == 3 else array[0, 0]
+    sizes: Ints = as_bhsd(np.broadcast_to(np.int8(0), shape), layout).shape
+    return sizes

@@ -7,10 +7,10 @@ from types import ModuleType
 
 import numpy as np
 
-from cufa.arrays import Array, Ints, module_of_all
+from cufa.arrays import Array, Ints, as_bhsd, module_of_all
 from cufa.checks import check_flag, check_seed, shown_dtype
 from cufa.dtypes import DTYPES
-from cufa.quantized.axes import check_axes, restored_axes, sizes_of
+from cufa.quantized.axes import check_axes, sizes_of
 from cufa.quantized.e4m3 import E4M3, expanded
 from cufa.quantized.scales import check_granularity, check_sequences, of_rows, shape_of_scales
 from cufa.quantized.sequences import ROWS, blocks_of, in_order
@@ -185,6 +185,6 @@ class Quantized:
             rows = rows + self.mean[:, :, None]
         if self.hadamard:
             rows = restored(rows, self.seed, self.module)
-        head_dim = self.shape[-1]
-        found = restored_axes(rows[..., :head_dim], len(self.shape), self.layout)
-        return found.astype(self.dtype)
+        found = self.module.empty(self.shape, self.dtype)
+        as_bhsd(found, self.layout)[...] = rows[..., : self.shape[-1]]
+        return found

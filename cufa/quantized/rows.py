@@ -16,6 +16,7 @@ MEAN_TOKENS = 256
 #: A larger mean counts as 0: a finite number less it could be infinite.
 MOST_MEAN = np.float32(2.0**102)
 
+#: The least scale, 2^-126: its reciprocal is finite.
 _LEAST = np.finfo(np.float32).tiny
 #: The largest scale, of which 127 are finite.
 _MOST = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
@@ -56,6 +57,11 @@ def kind_of(values: Array) -> Kind:
     return KINDS["int8" if values.dtype == np.int8 else "fp8"]
 
 
+def scale_of(largest: np.ndarray, most: np.float32, factor: np.float32 | int = 1) -> np.ndarray:
+    """Return by what numbers times a factor are divided, so that the largest becomes `most`."""
+    return np.where(largest == 0, np.float32(1), np.clip(largest * factor / most, _LEAST, _MOST))
+
+
 def quantized_rows(x: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Return rows as bytes, and a scale for each.
 
@@ -73,9 +79,7 @@ def quantized_rows(x: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):  # infinities and NaN become NaN
         finite = np.isfinite(x)
         largest = np.where(finite, np.abs(x), np.float32(0)).max(axis=-1, initial=0)
-        scales = np.where(
-            largest == 0, np.float32(1), np.clip(largest / kind.largest, _LEAST, _MOST)
-        )
+        scales = scale_of(largest, kind.largest)
         y = x * (1 / scales)[..., None]
         if not kind.is_integer:
             return rounded(y), scales
