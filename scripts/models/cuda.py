@@ -74,8 +74,8 @@ def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments
     stream = cupy.cuda.get_current_stream()
     overlap = _capability() >= dependent.FIRST_CAPABILITY and dependent.may_overlap(stream)
     packed = dependent.packed((blocks, 1, 1), (threads, 1, 1), smem_bytes, overlap=overlap)
-    config = (ctypes.c_uint64 * (len(packed) // 8)).from_buffer_copy(packed)
-    config[dependent.STREAM] = stream.ptr
+    config = dependent.Config.from_buffer_copy(packed)
+    config.stream = stream.ptr
     addresses = ctypes.addressof(config), function.kernel.ptr, ctypes.addressof(pointers)
     status = dependent.launch_kernel()(*addresses, None)
     if status:
