@@ -107,12 +107,15 @@ class Extras(NamedTuple):
 
     def described(self, infos: tuple[Any, ...]) -> Extras:
         """Return by name what each of `flat` is like."""
-        named = (
+        named = tuple(
             ArrayInfo(*each) if each is not None and len(each) == _INFO else each for each in infos
         )
-        kinds = self.arrays, self.lengths, self.mods, self.scales
-        arrays, lengths, mods, scales = (tuple(islice(named, len(kind))) for kind in kinds)
-        return Extras(arrays, lengths, mods, scales=scales)
+        lengths = len(self.arrays)
+        mods = lengths + len(self.lengths)
+        scales = mods + len(self.mods)
+        return Extras(
+            named[:lengths], named[lengths:mods], named[mods:scales], scales=named[scales:]
+        )
 
     def place(self, which: int) -> int:
         """Return where in `flat` an array is; the seed is last.
