@@ -80,18 +80,18 @@ def plan(problem: Problem) -> Plan:
     Plan
         `str` of it is one line.
     """
-    most_rows = ROWS
+    group, most_rows = problem.group, ROWS
     if edges(problem.score):
         fewest, most = BOUNDED_ROWS
         seen = problem.seq_kv if problem.most_seen is None else problem.most_seen
         most_rows = min(max(seen // 8, fewest), most)
-    rows = max(1, min(problem.seq_q, most_rows // problem.group))
+    rows = max(1, min(problem.seq_q, most_rows // group))
     keys = max(1, min(problem.seq_kv, KEYS))
     head_dims = problem.head_dim + problem.head_dim_v
-    pairs = max(1, STEP_ELEMENTS // (keys * (rows * problem.group + head_dims)))
+    pairs = max(1, STEP_ELEMENTS // (keys * (rows * group + head_dims)))
     heads_kv = max(1, min(problem.heads_kv, pairs))
     batch = max(1, min(problem.batch, pairs // heads_kv))
-    return Plan(batch, heads_kv, problem.group, rows, keys)
+    return Plan(batch, heads_kv, group, rows, keys)
 
 
 def attention(
