@@ -80,18 +80,18 @@ def plan(problem: Problem) -> Plan:
     Plan
         `str` of it is one line.
     """
-    most_rows = ROWS
+    group, most_rows = problem.group, ROWS
     if edges(problem.score):
         fewest, most = BOUNDED_ROWS
         seen = problem.seq_kv if problem.most_seen is None else problem.most_seen
         most_rows = min(max(seen // 8, fewest), most)
-    rows = max(1, min(problem.seq_q, most_rows // problem.group))
+    rows = max(1, min(problem.seq_q, most_rows // group))
     keys = max(1, min(problem.seq_kv, KEYS))
     head_dims = problem.head_dim + problem.head_dim_v
-    pairs = max(1, STEP_ELEMENTS // (keys * (rows * problem.group + head_dims)))
+    pairs = max(1, STEP_ELEMENTS // (keys * (rows * group + head_dims)))
     heads_kv = max(1, min(problem.heads_kv, pairs))
     batch = max(1, min(problem.batch, pairs // heads_kv))
-    return Plan(batch, heads_kv, problem.group, rows, keys)
+    return Plan(batch, heads_kv, group, rows, keys)
 
 
 def attention(
@@ -123,16 +123,17 @@ def attention(
     lse = np.empty(operands.out.shape[:3], np.float32)
     if operands.lengths.get("lengths_q") is not None:  # which leave rows out
         operands.out[...], lse[...] = 0, -np.inf
-    if problem.kv_dtype == E4M3.name:  # of bytes that may be uint8
+    if operands.k.dtype == np.uint8:  # the bytes of a cache, as on CuPy
         operands = operands._replace(k=operands.k.view(E4M3), v=operands.v.view(E4M3))
     # Infinities and NaN in the inputs, and a result too large for float16, are the caller's
     # business; log(0) = -inf is wanted for rows without a key.
     with np.errstate(all="ignore"):
         for step in steps(problem, operands, functions):
-            kv, arrays = step.kv(operands), (operands.q, operands.out, lse)
+            kv = step.kv(operands)
+            q, out, its_lse = map(step.of_queries, (operands.q, operands.out, lse))
             for score in step.scores:
-                q, out, its_lse = (step.of_queries(x)[:, :, score.rows] for x in arrays)
-                query_tile(score, step.columns, q, kv, out, its_lse)
+                part = slice(None), slice(None), score.rows
+                query_tile(score, step.columns, q[part], kv, out[part], its_lse[part])
     return lse
 
 
@@ -172,9 +173,9 @@ class Step(NamedTuple):
 
     def kv(self, operands: Operands) -> KV:
         """Return its keys and values."""
-        scales = (scale[..., None] for scale in operands.scales)
-        arrays = map(self.of_keys, (operands.k, operands.v, *scales))
-        return KV(*arrays, table=self.run.table, is_reused=len(self.scores) > 1)
+        arrays = operands.k, operands.v, *(scale[..., None] for scale in operands.scales)
+        is_reused = len(self.scores) > 1 and self.run.table is None
+        return KV(*map(self.of_keys, arrays), table=self.run.table, is_reused=is_reused)
 
 
 def steps(problem: Problem, operands: Operands, functions: Functions) -> Iterator[Step]:
@@ -187,7 +188,7 @@ def steps(problem: Problem, operands: Operands, functions: Functions) -> Iterato
         sizes, diagonal = plan(p), p.seq_kv - p.seq_q
         for some, kv in product(spans(0, batch, sizes.batch), spans(0, p.heads_kv, sizes.heads_kv)):
             numbers = slice(first + some.start, first + some.stop)
-            heads = slice(kv.start * p.group, kv.stop * p.group)
+            heads = slice(kv.start * sizes.group, kv.stop * sizes.group)
             arrays = {
                 name: array[heads] if array.ndim == 1 else array[numbers, heads]
                 for name, array in operands.score_arrays.items()

@@ -77,8 +77,7 @@ def _differentiate(
         tK, tV = kv.tiles(keys)
         for each in queries:
             each.attend(keys, tK, tV)
-    factors = problem.scale, problem.scale, 1
-    for place, total, factor in zip(places, totals, factors, strict=True):
+    for place, total, factor in zip(places, totals, (problem.scale, problem.scale, 1), strict=True):
         if place is not None and total is not None:
             np.multiply(total, np.float32(factor), out=place, casting="unsafe")
 
@@ -120,9 +119,8 @@ class _Queries:
         self._rdO = score.stack(np.where(sees_none, np.zeros((), dout.dtype), dout))
         self._growth: np.ndarray | None = None
         self._is_large = np.isfinite(self._lse) & (np.abs(self._lse) > _LARGE_LSE)
-        self.softmax: OnlineSoftmax | None = None
-        if self._is_large.any():
-            self.softmax = OnlineSoftmax(score.stacked, 0, np.float32(1))
+        is_any = self._is_large.any()
+        self.softmax = OnlineSoftmax(score.stacked, 0, np.float32(1)) if is_any else None
         rO = score.stack(out)
         # In float32, as dP: the errors of both cancel in rows of one large weight.
         self._delta = np.einsum("...d,...d->...", self._rdO, rO)[..., None]

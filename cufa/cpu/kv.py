@@ -36,7 +36,7 @@ class KV:
     table : ndarray, (pages a sequence,), optional
         The pages of the one sequence in order; those of keys that are asked for must exist.
     is_reused : bool
-        Whether several tiles of queries read them; pages are converted for each.
+        Whether several tiles of queries read all of them.
     """
 
     def __init__(
@@ -47,8 +47,7 @@ class KV:
         table: np.ndarray | None = None,
         is_reused: bool = False,
     ) -> None:
-        is_small = table is None and k.size + v.size <= _MOST_CONVERTED
-        if is_reused and is_small and k.dtype != np.float32:
+        if is_reused and k.dtype != np.float32 and k.size + v.size <= _MOST_CONVERTED:
             k, v = _for_blas(k), _for_blas(v)
         self._k, self._v, self._scales, self._table = k, v, scales, table
 

@@ -61,8 +61,8 @@ class Score:
         self.by_any = int(self._first[0]), int(self._end[-1])
         self._by_all = int(self._first[-1]), int(self._end[0])
         batch, heads, rows = (span.stop - span.start for span in tile[:3])
-        self.by_head = batch, heads, rows
-        self.stacked = batch, heads // problem.group, problem.group * rows
+        self.by_head, group = (batch, heads, rows), problem.group
+        self.stacked = batch, heads // group, group * rows
         changes = any(feature.CHANGES for feature in problem.features)
         self.is_more_than_scaled = changes or functions.score_mod is not None
         sinks = tile.arrays.get("sinks")
