@@ -11,7 +11,7 @@ from cufa.checks import check_size
 
 
 class Contents(Sequences):
-    """What sequences hold in each layer, for `cufa.decode` and `cufa.attention`."""
+    """Sequences whose layers can be read as arrays, for `cufa.decode` and `cufa.attention`."""
 
     def layer(self, layer: int = 0) -> tuple[Array, Array]:
         """Return keys and values of a layer, as `decode` takes them.

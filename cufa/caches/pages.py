@@ -77,8 +77,8 @@ class Pages:
         Returns
         -------
         list of Change
-            Of an old page that has other users, the new one is to be a copy, made before tokens are
-            written.
+            If an old page has other users, the new one is to be a copy of it, made before tokens
+            are written.
 
         Raises
         ------

@@ -69,9 +69,12 @@ def _differentiate(
     of_step = Results(*map(step.of_queries, results))
     queries = [_Queries(score, q, of_step, sums) for score in step.scores]
     kv, tiles = KV(k, v), list(spans(0, k.shape[2], step.columns))
+    large = [each for each in queries if each.softmax is not None]
+    for keys in tiles if large else ():
+        tK = kv.tiles(keys)[0]
+        for each in large:
+            each.add_up(keys, tK)
     for each in queries:
-        for keys in tiles if each.softmax is not None else ():
-            each.add_up(keys, kv.tiles(keys)[0])
         each.begin()
     for keys in tiles:
         tK, tV = kv.tiles(keys)

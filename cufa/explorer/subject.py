@@ -104,7 +104,7 @@ class Stage:
     Parameters
     ----------
     subject : Subject
-        Of the current GPU.
+        One that is for the current GPU.
 
     Attributes
     ----------
@@ -162,9 +162,11 @@ class Stage:
         q, k, v, out = (x.data.ptr for x in self._taken)
         numbers = placed(self._problem.reads, self.inputs.ndim, self._problem.sizes, extras)
         run = loaded.prepared(chosen, self._problem, shapes, strides, q, numbers, extras)
-        workspace = self.xp.empty(chosen.workspace_floats, np.float32)
-        inputs = (workspace.data.ptr,) if chosen.workspace_floats else given.addresses(variant)
-        return lambda: run(q, k, v, out, 0, *inputs)
+        if chosen.workspace_floats:
+            workspace = self.xp.empty(chosen.workspace_floats, np.float32)
+            return lambda: run(q, k, v, out, 0, workspace.data.ptr)  # which keeps the memory
+        addresses = given.addresses(variant)
+        return lambda: run(q, k, v, out, 0, *addresses)
 
     def run(self, call: Call) -> None:
         """Make one call over results full of NaN, wait for it, and raise what went wrong."""
