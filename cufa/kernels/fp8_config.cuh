@@ -43,21 +43,17 @@ struct Quantized : WAY {
 // keys, over which P V sums, lie along it. In memory, each block is a tile of 128-byte rows. Within
 // 16 keys the order is that in which a thread holds P: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. So
 // P is an operand as it is. TMA and the swizzle take two bytes as one element.
-template <int HEAD_DIM, int BN>
-struct VTile8 : WgmmaTile<HEAD_DIM, BN / 2> {
-    using Tile = WgmmaTile<HEAD_DIM, BN / 2>;
+template <int HEAD_DIM>
+struct VTile8 : WgmmaTile<HEAD_DIM, 64> {
+    using Tile = WgmmaTile<HEAD_DIM, 64>;
     static constexpr int KEYS = 128;
-    static_assert(BN % KEYS == 0, "a tile is whole blocks");
 
     static __device__ void load(uint32_t tile, int, const TensorMap& map, uint32_t bar, int key,
                                 int head, int batch, unsigned long long policy) {
         // For keys far behind the last, the row may wrap to a negative number. TMA finds no rows
         // there, either.
         const unsigned row = static_cast<unsigned>(key / KEYS) * HEAD_DIM;
-#pragma unroll
-        for (int i = 0; i < BN; i += KEYS)
-            tma_load(tile + i / KEYS * Tile::PANEL_BYTES, map, bar, 0, 0,
-                     static_cast<int>(row + i / KEYS * HEAD_DIM), head, batch, policy);
+        tma_load(tile, map, bar, 0, 0, static_cast<int>(row), head, batch, policy);
     }
     // Zeroes a chunk of 16 keys from the one with the number `keys` on.
     static __device__ void keep(uint32_t chunk, int keys) {
@@ -92,12 +88,12 @@ template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAG
 struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
                         Plain, SCORE_, KV_> {
     using OUT = OUT_;
-    using VTile = VTile8<HEAD_DIM_V_, BN_>;
+    using VTile = VTile8<HEAD_DIM_V_>;
     static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
-    // O += P V is computed in pieces: PIECE columns and a block of keys. IN_FLIGHT run at once.
+    static_assert(BN_ == VTile::KEYS, "a tile of keys has one scale");
+    // O += P V is computed in pieces of PIECE columns. IN_FLIGHT run at once.
     static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
-    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= 2, "whole pieces");
-    static_assert(IN_FLIGHT <= PIECES * (BN_ / VTile::KEYS));
+    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= PIECES && IN_FLIGHT <= 2, "whole pieces");
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
     static_assert(Config8::ACROSS, "Q needs two slots");
 

@@ -13,10 +13,8 @@ struct Consumer8 {
     using QTile = typename C::QTile;
     using KTile = typename C::KTile;
     using VTile = typename C::VTile;
-    static constexpr int BN = C::BN, NT = BN / 8, PIECE = C::PIECE, IN_FLIGHT = C::IN_FLIGHT;
-    // A block of keys has a scale of its own. A unit is a piece of the columns of P V of a block.
-    static constexpr int BLOCK = VTile::KEYS, BLOCKS = BN / BLOCK;
-    static constexpr int UNITS = C::PIECES * BLOCKS;
+    static constexpr int BN = C::BN, NT = BN / 8;
+    static constexpr int PIECE = C::PIECE, PIECES = C::PIECES, IN_FLIGHT = C::IN_FLIGHT;
 
     // Whether tiles of keys after the first can do without row maxima: the first scores of a row
     // tell about the others, and all are proportional to Q K^T. The code of other scores would be
@@ -36,7 +34,7 @@ struct Consumer8 {
     float divisor[1][2];                     // of O, at the end of a tile
     int kv_head;                             // of all batches
     int first_key = 0;                       // of the sequence, among scales
-    float scale_q[2], scale_k[BLOCKS], scale_v[BLOCKS];
+    float scale_q[2], scale_k, scale_v;      // of rows, and of a tile of keys
 
     __device__ Consumer8(const Arguments<SCORE, KV>& p, const Smem<C>& smem, int consumer)
         : p(p),
@@ -100,52 +98,43 @@ struct Consumer8 {
             operand_k + smem.ring_k.slot(here.n) * (KTile::bytes >> 4));
         wgmma_commit();
     }
-    // A block that begins behind the last key has none: it takes those of the tile's first.
     __device__ void load_scales() {
-        const int key = here.key_tile() * BN;
-        int keys = p.seq_kv;
-        if constexpr (BLOCKS > 1 && KV::TAILS) keys = here.work().sequence.seq_kv;
-#pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) {
-            const int first = first_key + key + (key + b * BLOCK < keys ? b * BLOCK : 0);
-            scale_k[b] = load_early(p.scales_k.of(kv_head, first));
-            scale_v[b] = load_early(p.scales_v.of(kv_head, first));
-        }
+        const int key = first_key + here.key_tile() * BN;
+        scale_k = load_early(p.scales_k.of(kv_head, key));
+        scale_v = load_early(p.scales_v.of(kv_head, key));
     }
-    // Adds P V to O in float32: the sums of wgmma have too few bits for more than a block of keys.
-    // These sums take the registers of S. IN_FLIGHT units are queued first, and each of the others
+    // Adds P V to O in float32: the sums of wgmma have too few bits for more than a tile of keys.
+    // These sums take the registers of S. IN_FLIGHT pieces are queued first, and each of the others
     // as soon as the registers of an earlier one are free.
     using Parts = float[IN_FLIGHT][PIECE / 8][4];
     __device__ void add_o(uint32_t present) {
         Parts parts;
         wgmma_fence();
 #pragma unroll
-        for (int u = 0; u < IN_FLIGHT; ++u) queue_o(parts, present, u);
+        for (int i = 0; i < IN_FLIGHT; ++i) queue_o(parts, present, i);
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-            wait_for(UNITS - 1 - u);
+        for (int i = 0; i < PIECES; ++i) {
+            wait_for(PIECES - 1 - i);
 #pragma unroll
             for (int e = 0; e < PIECE / 2; ++e) {
-                float& o = rO[0][u % C::PIECES * PIECE / 8 + e / 4][e % 4];
-                o = fmaf(parts[u % IN_FLIGHT][e / 4][e % 4], scale_v[u / C::PIECES], o);
+                float& o = rO[0][i * PIECE / 8 + e / 4][e % 4];
+                o = fmaf(parts[i % IN_FLIGHT][e / 4][e % 4], scale_v, o);
             }
-            if (u + IN_FLIGHT < UNITS) wgmma_fence(), queue_o(parts, present, u + IN_FLIGHT);
+            if (i + IN_FLIGHT < PIECES) wgmma_fence(), queue_o(parts, present, i + IN_FLIGHT);
         }
     }
-    // Queues the u-th unit.
-    __device__ void queue_o(Parts& parts, uint32_t present, int u) {
+    // Queues the i-th piece.
+    __device__ void queue_o(Parts& parts, uint32_t present, int i) {
         const uint32_t tile = operand_v + smem.ring_v.slot(present) * (VTile::bytes >> 4);
-        const uint32_t piece = VTile::template piece<PIECE>(tile, u % C::PIECES);
+        const uint32_t piece = VTile::template piece<PIECE>(tile, i);
 #pragma unroll
-        for (int i = 0; i < BLOCK / 32; ++i) {
-            const int k = u / C::PIECES * (BLOCK / 32) + i;
-            Wgmma<float8, PIECE>::rs(parts[u % IN_FLIGHT], rP[k], VTile::columns(piece, k), i > 0);
-        }
+        for (int k = 0; k < BN / 32; ++k)
+            Wgmma<float8, PIECE>::rs(parts[i % IN_FLIGHT], rP[k], VTile::columns(piece, k), k > 0);
         wgmma_commit();
     }
-    // Waits for the unit after which there are `units` more.
-    static __device__ void wait_for(int units) {
-        if (units >= IN_FLIGHT - 1)
+    // Waits for the piece after which there are `pieces` more.
+    static __device__ void wait_for(int pieces) {
+        if (pieces >= IN_FLIGHT - 1)
             wgmma_wait<IN_FLIGHT - 1>();
         else
             wgmma_wait<0>();
@@ -200,7 +189,7 @@ struct Consumer8 {
         }
     }
 
-    using Factors = float[BLOCKS][2];  // by block and row
+    using Factors = float[2];  // by row
 
     // Computes P of the next keys. Returns whether m has moved, so that O must be rescaled.
     __device__ bool next_p() {
@@ -247,19 +236,16 @@ struct Consumer8 {
         if (!__any_sync(0xffffffff, again[0][0] || again[0][1])) return;
         const float l[1][2] = {};
         const Masked masked = here.masked();
-        // Wide tiles leave no registers for this: part of O goes aside, or each step would spill.
-        constexpr int ASIDE = C::HEAD_DIM_V + BN > 256 ? 48 : 0;
+        // A wide O leaves no registers for this: part of it goes aside, or each step would spill.
+        constexpr int ASIDE = C::HEAD_DIM_V > 64 ? 48 : 0;
         volatile float aside[ASIDE + 1];
 #pragma unroll
         for (int i = 0; i < ASIDE; ++i) aside[i] = rO[0][i / 4][i % 4];
         exponentiate_again<float8, QTile, KTile>(
             softmax, rS, again, l, smem.q(here.round), here.warp_row(), smem.k(here.n),
             [&](auto& some, int column) {
-                const bool first = BLOCKS == 1 || column < BLOCK;
-                const float units[2] = {first ? factor[0][0] : factor[BLOCKS - 1][0],
-                                        first ? factor[0][1] : factor[BLOCKS - 1][1]};
 #pragma unroll
-                for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] *= units[e / 2 % 2];
+                for (int e = 0; e < 8; ++e) some[0][e / 4][e % 4] *= factor[e / 2 % 2];
                 if (masked.right || masked.left) {
                     const At at = here.at(column);
                     score().apply(some, here.sequence(at.batch), 1.f, at, masked,
@@ -273,14 +259,11 @@ struct Consumer8 {
     __device__ void apply_score(Factors& factor) {
         // Not 0, even if the product is too small for float32: 0 times -INF would be NaN.
 #pragma unroll
-        for (int i = 0; i < BLOCKS * 2; ++i)
-            factor[i / 2][i % 2] = fmaxf(scale_q[i % 2] * scale_k[i / 2], 0x1p-126f);
+        for (int h = 0; h < 2; ++h) factor[h] = fmaxf(scale_q[h] * scale_k, 0x1p-126f);
         if constexpr (!SCORE::LINEAR) {
 #pragma unroll
-            for (int i = 0; i < NT * 4; ++i)
-                rS[0][i / 4][i % 4] *= factor[i / 4 / (NT / BLOCKS)][i / 2 % 2];
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) factor[b][0] = factor[b][1] = 1.f;
+            for (int i = 0; i < NT * 4; ++i) rS[0][i / 4][i % 4] *= factor[i / 2 % 2];
+            factor[0] = factor[1] = 1.f;
         }
         const Masked masked = here.masked();
         if (SCORE::CHANGES_EVERY_TILE || masked.right || masked.left) {

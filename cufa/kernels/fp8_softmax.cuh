@@ -17,24 +17,19 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
 
     __device__ Softmax8() : Base(1.f) {}  // takes maxima in log2 units
 
-    // Moves m to the largest scores, which `factor` brings to log2 units, by block of keys and row.
-    // Returns whether it has moved for some rows, so that O must be rescaled.
-    template <int NT, int BLOCKS>
-    __device__ bool follow(const float (&rS)[1][NT][4], const float (&factor)[BLOCKS][2]) {
-        constexpr int PART = NT / BLOCKS;
+    // Moves m to the largest scores, which `factor` brings to log2 units, by row. Returns whether
+    // it has moved for some rows, so that O must be rescaled.
+    template <int NT>
+    __device__ bool follow(const float (&rS)[1][NT][4], const float (&factor)[2]) {
         float row_max[2];
         bool grown = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
+            row_max[h] = rS[0][0][2 * h];
 #pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) {
-                float largest = rS[0][b * PART][2 * h];
-#pragma unroll
-                for (int i = 1; i < PART * 2; ++i)
-                    largest = fmaxf(largest, rS[0][b * PART + i / 2][2 * h + i % 2]);
-                largest *= factor[b][h];
-                row_max[h] = b == 0 ? largest : fmaxf(row_max[h], largest);
-            }
+            for (int i = 1; i < NT * 2; ++i)
+                row_max[h] = fmaxf(row_max[h], rS[0][i / 2][2 * h + i % 2]);
+            row_max[h] *= factor[h];
             grown |= row_max[h] - m[0][h].value() > AT_MAX_LOG2 + SLACK_LOG2;
         }
         if (!__any_sync(0xffffffff, grown)) return false;
@@ -74,13 +69,13 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
     }
 
     // S -> P = 2^8 exp(S - m) in place.
-    template <int NT, int BLOCKS>
-    __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[BLOCKS][2]) {
+    template <int NT>
+    __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[2]) {
 #pragma unroll
         for (int i = 0; i < NT * 4; ++i) {
             float& s = rS[0][i / 4][i % 4];
-            const int b = i / 4 / (NT / BLOCKS), h = i / 2 % 2;
-            s = exp2_approx(fmaf(s, factor[b][h], -m[0][h].value()));
+            const int h = i / 2 % 2;
+            s = exp2_approx(fmaf(s, factor[h], -m[0][h].value()));
             l[0][h] += s;
         }
     }

@@ -1,14 +1,14 @@
 // Attention on e4m3 Q, K and V with float32 scales, on Hopper, sm_90a. The parts are those of
 // FlashAttention-3 in fa3_wgmma.cu, but for the consumers.
 //
-// 8-bit wgmma adds up with about 14 bits, so P V of each block of 128 keys, four steps of wgmma, is
+// 8-bit wgmma adds up with about 14 bits, so P V of each tile of 128 keys, four steps of wgmma, is
 // a sum of its own, which is added to O in float32. The scales of Q and K go into the exponent, and
 // that of V into this addition. P is e4m3 as well, and has to stay in its range, see
 // fp8_softmax.cuh. V is stored transposed, see VTile8.
 //
 // The products take half the time that they take in 16 bits. So a consumer's softmax runs under the
-// products of the other consumers, and not under its own. P V can then have the registers of S, and
-// with head dims of 96 or 128 a tile can have two blocks of keys.
+// products of the other consumers, and not under its own. P V can then have the registers of S,
+// which leaves registers for a third consumer at head dims up to 128.
 #include "fa3_producer.cuh"
 #include "fp8_consumer.cuh"
 

@@ -137,7 +137,7 @@ def _made(
     known |= layout.of_score(problem, placed(problem.reads, ndim, problem.sizes, extras))
     for name, each in operands._asdict().items():
         known[f"scales_{name}.stride"], known[f"scales_{name}.block_log2"] = each.numbers
-    content = _maps(operands, plan.variant.bn) + layout.filled(known)
+    content = _maps(operands) + layout.filled(known)
     tiles = problem.batch * problem.heads_q * plan.q_tiles
     memory = None
     if (is_uneven(score) or kv in LENGTHS) and tiles > 2 * plan.grid:
@@ -149,20 +149,20 @@ def _made(
     return prepared(plan.variant, plan.grid, content, places, plan.block, memory)
 
 
-def _maps(operands: Operands, bn: int) -> bytes:
+def _maps(operands: Operands) -> bytes:
     """Return the tensor maps of Q, K and V, and none of O, as ``kernels/tile_sm90.cuh`` has them.
 
-    A box holds a panel of a tile: of V, the keys of it that a block has.
+    A box holds a panel of a tile.
     """
     maps = b""
-    for array, rows in ((operands.q.values, _ROWS), (operands.k.values, bn)):
+    for array, rows in ((operands.q.values, _ROWS), (operands.k.values, KEYS)):
         *axes, columns = array.shape
         box = rows, panel_columns(columns // _PAIR)
         maps += _map(array, (*axes, columns // _PAIR), array.strides, box)
     v = operands.v.values
     batch, heads, blocks, columns, _ = v.shape
     shape = batch, heads, blocks * columns, KEYS // _PAIR
-    maps += _map(v, shape, (*v.strides[:2], KEYS, _PAIR), (columns, min(KEYS, bn) // _PAIR))
+    maps += _map(v, shape, (*v.strides[:2], KEYS, _PAIR), (columns, KEYS // _PAIR))
     return maps + bytes(len(maps) // 3)
 
 

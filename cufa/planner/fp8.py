@@ -9,7 +9,7 @@ from cufa.planner.plan import Plan, planned
 from cufa.problem.problem import Problem
 from cufa.specs import quantize
 from cufa.specs.fp8_variant import Fp8Variant
-from cufa.specs.fp8_wgmma import SCORES, SPEC, computes
+from cufa.specs.fp8_wgmma import SCORES, SPEC
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -50,7 +50,7 @@ def plan_fp8(problem: Problem, device: Device, kernel: object = None) -> Fp8Plan
     score = problem.score
     _check(problem, score, device, kernel)
     dims = SPEC.padded(device, problem.head_dim, problem.head_dim_v)
-    shape = SPEC.tiles(device, dims)[computes(score)]
+    (shape,) = SPEC.tiles(device, dims)
     variant = Fp8Variant(*(SPEC.name, problem.dtype, *dims, *shape), score=score, kv=problem.kv)
     reason = "the kernel of 8 bits" if kernel is None else "forced kernel"
     return Fp8Plan._make(planned(problem, variant, device, reason))

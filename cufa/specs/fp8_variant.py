@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cufa.specs import FP8_KERNELS
-from cufa.specs.fp8_wgmma import KEYS
 from cufa.specs.variant import Variant
 
 
@@ -16,13 +15,12 @@ class Fp8Variant(Variant):
     @property
     def piece(self) -> int:
         """Columns of a piece of P V, whose sums take the registers of S."""
-        return 64 if self.head_dim_v > 128 else self.head_dim_v
+        return 64 if self.head_dim_v >= 128 else self.head_dim_v
 
     @property
     def in_flight(self) -> int:
         """How many pieces are computed at once."""
-        units = self.head_dim_v // self.piece * (self.bn // KEYS)
-        return min(2, units, self.bn // self.piece)
+        return min(2, self.head_dim_v // self.piece)
 
     @property
     def cpp_kv(self) -> str:

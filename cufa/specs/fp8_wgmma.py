@@ -26,29 +26,18 @@ _SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], ali
 _WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a sequence's lengths
 
 
-def _tile(bm: int, bn: int, stages: int) -> TileShape:
+def _tile(bm: int, stages: int) -> TileShape:
     """Return a tile, of a consumer for each 64 rows, which take turns, and a producer."""
-    return TileShape(bm, bn, stages, bm // 16 + 4, 1, ping_pong=True)
+    return TileShape(bm, KEYS, stages, bm // 16 + 4, 1, ping_pong=True)
 
 
-# By the wider of the head dims. With 64 columns of O there are registers for a third consumer.
+# By the wider of the head dims. With 128 columns of O there are registers for a third consumer.
 _TILES = {
-    64: _tile(192, 128, 4),
-    96: _tile(128, 256, 3),
-    128: _tile(128, 256, 2),
-    192: _tile(128, 128, 2),
-    256: _tile(128, 128, 2),
+    **dict.fromkeys((64, 96, 128), _tile(192, 4)),
+    **dict.fromkeys((192, 256), _tile(128, 2)),
 }
 HEAD_DIMS = tuple(_TILES)
 """Head dims that it is compiled for."""
-
-# For scores that are computed from others, which takes registers
-_NARROW = {**_TILES, **dict.fromkeys((96, 128), _tile(128, 128, 4))}
-
-
-def computes(score: tuple[str, ...]) -> bool:
-    """Whether scores are computed from others: they take the second tile."""
-    return not {"FineSoftcap", "Alibi"}.isdisjoint(score)
 
 
 def _shared_memory(v: TemplateArguments) -> dict[str, int]:
@@ -84,9 +73,6 @@ SPEC = KernelSpec(
     persistent=True,
     launch_registers=lambda v: equal_registers(v.threads),
     tile_tables={
-        90: {
-            (d, dv): (_TILES[max(d, dv)], _NARROW[max(d, dv)])
-            for d, dv in itertools.product(HEAD_DIMS, repeat=2)
-        }
+        90: {(d, dv): (_TILES[max(d, dv)],) for d, dv in itertools.product(HEAD_DIMS, repeat=2)}
     },
 )

@@ -21,8 +21,8 @@ attention.
 
 Where tiles have no costs, the first is for long queries. The second, with fewer rows, is for short
 queries and for grids that would leave multiprocessors idle; there is none where the first has 64
-rows already. In 8 bits and for gradients, the second is for scores that take more registers, see
-`cufa.specs.fp8_wgmma.computes` and `cufa.specs.backward.BackwardSpec.is_large`.
+rows already. For gradients, the second is for scores that take more registers, see
+`cufa.specs.backward.BackwardSpec.is_large`.
 """
 
 
