@@ -285,7 +285,7 @@ def test_explain_says_the_kernel(rng: np.random.Generator, hopper: Gpu) -> None:
     for options in ({}, {"kernel": "fp8_wgmma"}):
         plan = explain(x, x, x, causal=True, precision="fp8", **options)
         assert isinstance(plan, Fp8Plan)
-        assert str(plan).startswith("fp8_wgmma<float16, 128, 128, 128, 256,")
+        assert str(plan).startswith("fp8_wgmma<float16, 128, 128, 192, 128,")
         assert plan.grid == 2
         attention(x, x, x, causal=True, precision="fp8", **options)
         assert hopper.launches[-1] == plan.variant
