@@ -365,8 +365,8 @@ def test_explain_8_bits(capsys: Captured) -> None:
     out, _ = capsys.readouterr()
     found = fields(out)
     assert found["kernel"] == "fp8_wgmma"
-    assert (found["bm"], found["bn"], found["block"]) == ("128", "256", "384")
-    assert "132 blocks for 128 heads x 32 tiles of queries\n" in out
+    assert (found["bm"], found["bn"], found["block"]) == ("192", "128", "512")
+    assert "132 blocks for 128 heads x 22 tiles of queries\n" in out
     assert "in 8 bits" in out
 
 
