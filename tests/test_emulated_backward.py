@@ -308,6 +308,13 @@ def test_sequences_of_any_lengths(
     rng: np.random.Generator, form: Case, options: dict[str, Any], deterministic: bool
 ) -> None:
     """Rows that no sequence has get 0, and what is in them reaches nothing."""
+    checked_sequences(rng, form, options, deterministic)
+
+
+def checked_sequences(
+    rng: np.random.Generator, form: Case, options: dict[str, Any], deterministic: bool
+) -> None:
+    """Compare gradients of sequences of unequal lengths, empty ones among them."""
     hq, hk = (2, 1) if deterministic else (6, 3)  # whose tiles of keys are interleaved
     _, dtype, d, dv = form
     lengths = ((5, 0, 70, 40, 1, 64), (7, 3, 30, 90, 0, 129))

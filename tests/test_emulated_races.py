@@ -17,11 +17,23 @@ from emulated import FOLDERS, SHARED, Emulator, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import on_gpu
 from shared_libraries import Sources
+from test_emulated_backward import (
+    WGMMA_COLUMNS,
+    WGMMA_ROWS,
+    WGMMA_TWO,
+    Case,
+    checked_sequences,
+    drawn,
+    gradients,
+    name_of,
+)
+from test_emulated_backward import checked as checked_gradients
 from test_emulated_decode import checked, emulated, shares  # noqa: F401
 from test_emulated_decode8 import checked8
 
 import cufa
 from cufa import device
+from cufa.launch import backward, workspace
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -123,6 +135,80 @@ def test_quantizing(
         expected = cufa.quantize(x, granularity=granularity, **how)
         np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
     assert emulated.races() == {"quantize": 0}
+
+
+#: The sums of a block's first product with dS are not used. It reads what others may be writing.
+OF_NO_USE = r"(queue_dq\(rdQ\);  // of the step in front)", r"if (round_dq != NO_ROUND) \1"
+
+
+@pytest.fixture
+def of_gradients(monkeypatch: pytest.MonkeyPatch, emulated: Watching) -> Watching:  # noqa: F811
+    """Leave out the product of no use, and forget calls of other tests."""
+    monkeypatch.setattr(backward, "_prepared", {})
+    monkeypatch.setattr(workspace, "_of_device", {})
+    emulated.change(changed("bwd_wgmma.cu", OF_NO_USE))
+    return emulated
+
+
+def changed(name: str, *changes: tuple[str, str]) -> dict[str, str]:
+    """Return the text of a file of the kernels in which some places are others."""
+    text = (FOLDERS[0] / name).read_text()
+    for pattern, replacement in changes:
+        text, count = re.subn(pattern, replacement, text)
+        assert count == 1
+    return {name: text}
+
+
+#: Several tiles of keys a block; some that no row sees; sequences of any lengths.
+CALLS: dict[str, Any] = {
+    "causal": ((1, 4, 2, 150, 450), {"causal": True}),
+    "window": ((1, 2, 2, 40, 600), {"window": (20, 5)}),
+    "varlen": (None, {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("form", [WGMMA_ROWS, WGMMA_COLUMNS, WGMMA_TWO], ids=name_of)
+@pytest.mark.parametrize("call", CALLS)
+@exhaustive("backward", but=lambda form, call: (form, call) == (WGMMA_COLUMNS, "varlen"))
+def test_gradients(of_gradients: Watching, rng: np.random.Generator, form: Case, call: str) -> None:
+    """Sums in any order, and in one."""
+    sizes, options = CALLS[call]
+    for deterministic, of_gradients.seed in ((False, 0), (False, 3), (True, 5)):
+        if sizes is None:
+            checked_sequences(rng, form, options, deterministic)
+        else:
+            given = {**options, "deterministic": deterministic}
+            checked_gradients(rng, form, sizes, given, **options)
+    kernels = {"bwd_dq_wgmma", "bwd_dkv_wgmma"} if form is WGMMA_TWO else {"bwd_wgmma"}
+    found = of_gradients.races()
+    assert kernels <= set(found)
+    assert not any(found.values()), found
+
+
+#: Barriers of the backward pass that are left out; or the product of no use is not.
+OF_GRADIENTS: dict[str, tuple[Case, str, tuple[tuple[str, str], ...]]] = {
+    "dS": (
+        *(WGMMA_COLUMNS, "bwd_wgmma.cu"),
+        (OF_NO_USE, (r"__syncwarp\(\);(\s+if .*ring_ds\.full)", r"\1")),
+    ),
+    "P": (
+        *(WGMMA_TWO, "bwd_dkv_wgmma.cu"),
+        ((r"__syncwarp\(\);(\s+if .*\s.*ring_p\.full)", r"\1"),),
+    ),
+    "the product of no use": (WGMMA_COLUMNS, "bwd_wgmma.cu", ()),
+}
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+@exhaustive("backward", but=lambda name: name == "dS")
+def test_a_barrier_of_gradients_that_is_missing(
+    of_gradients: Watching, rng: np.random.Generator, name: str
+) -> None:
+    form, file, changes = OF_GRADIENTS[name]
+    of_gradients.change(changed(file, *changes))
+    sizes, options = CALLS["causal"]
+    gradients(drawn(rng, form, sizes, **options), **options)
+    assert of_gradients.races()[file.removesuffix(".cu")] > 0
 
 
 #: Barriers of ``decode_block.cuh``, by what they stand in front of.

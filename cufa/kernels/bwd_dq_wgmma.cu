@@ -124,6 +124,8 @@ struct DqConsumer {
         if constexpr (KV::TAILS) {
             clear_rows_from<QTile>(place.rows_left(), base + C::Q, consumer);
             clear_rows_from<QTile>(place.rows_left(), base + C::DO, consumer);
+            // Another's dQ leaves through rows of Q that this one has cleared, too.
+            if (place.rows_left() < BM) named_barrier_sync(8 + C::CONSUMERS, 128 * C::CONSUMERS);
         }
     }
     // S and dP of the j-th tile of keys, whose V is the n-th tile of the ring.

@@ -38,12 +38,18 @@ struct Handed {
     Knowledge next, last[2];  // of phases
     int phase = -1;
 };
+struct Write {
+    Known known;
+    int warp;
+};
 struct TwoBytes {
-    Known written, read[32];
-    int writer;  // its warp
+    Write writes[4];  // of the same value, by several warps
+    int count;
+    Known read[32];
     Mark mark;
     const void* code;
 };
+enum Kind { READ, WRITE, REWRITE };
 struct Watched {
     TwoBytes* memory = static_cast<TwoBytes*>(std::calloc(smem_bytes, sizeof(TwoBytes) / 2));  // most is never touched
     std::vector<Actor> actors;
@@ -66,7 +72,7 @@ static const char* name(const void* code) {
 static void report(const char* what, size_t at, const TwoBytes& found, const void* code) {
     if (emulator_races++ < 50) std::fprintf(stderr, "byte %zu: %s %s by %s\n", at, name(code), what, name(found.code));
 }
-UNSEEN static void access(const void* p, size_t bytes, bool writes, const void* code) {
+UNSEEN static void access(const void* p, size_t bytes, Kind kind, const void* code) {
     const size_t begin = static_cast<const unsigned char*>(p) - shared_memory;
     if (begin >= smem_bytes || !thread || !block) return;
     const Actor& by = actor();
@@ -75,20 +81,34 @@ UNSEEN static void access(const void* p, size_t bytes, bool writes, const void* 
         TwoBytes& x = memory[at / 2];
         if (x.mark == BARRIER) continue;
         if (x.mark == STARTS) report("meets a copy", at, x, code);
-        if (!by.of[x.writer].has(x.written)) report("does not know of the write", at, x, code);
-        for (int i = 0; writes && i < 32; ++i)
+        int i = 0, known = 0;
+        if (kind == REWRITE) {
+            while (i < x.count && x.writes[i].warp != by.warp) ++i;
+            if (i < x.count) x.writes[i].known.join(by.now);
+            if (i == x.count && i < 4) x.writes[x.count++] = {by.now, by.warp};
+            if (i < 4) continue;
+        }
+        for (const Write* write = x.writes; write < x.writes + x.count; ++write) known += by.of[write->warp].has(write->known);
+        if (known < (kind == READ ? x.count > 0 : x.count)) report("does not know of the write", at, x, code);
+        for (i = 0; kind != READ && i < 32; ++i)
             if (!by.of[i].has(x.read[i])) report("does not know of a read of the write", at, x, code);
-        if (writes)
-            x.written = by.now, x.writer = by.warp, x.code = code;
-        else
+        if (kind == READ)
             x.read[by.warp].join(by.now);
+        else
+            x.writes[0] = {by.now, by.warp}, x.count = 1, x.code = code;
     }
+}
+// Whether a value is there already: who writes it once more races with nobody.
+UNSEEN static bool rewrites(uint32_t address, const void* value, int bytes) {
+    if (std::memcmp(shared(address, bytes), value, bytes)) return false;
+    access(shared_memory + address, bytes, REWRITE, __builtin_return_address(0));
+    return true;
 }
 void mark(uint32_t address, int bytes, Mark mark) {
     const void *p = shared_memory + address, *code = __builtin_return_address(0);
-    if (mark == STARTS) access(p, bytes, true, code);
+    if (mark == STARTS) access(p, bytes, WRITE, code);
     for (int i = 0; i < bytes; i += 2) watched().memory[(address + i) / 2].mark = mark;
-    if (mark == LANDS) access(p, bytes, true, code);
+    if (mark == LANDS) access(p, bytes, WRITE, code);
 }
 void forget() { blocks_watched.erase(block); }
 static void go_on(const Known& now) { actor().now = now, actor().of[actor().warp].join(now); }
@@ -104,10 +124,16 @@ void complete(uint64_t barrier, int phase) {
 void acquire(uint64_t barrier, int phase) { actor().join(watched().barriers[barrier].last[phase & 1]); }
 }  // namespace emulator
 
-#define CALLED(name, writes, bytes, ...) \
-    extern "C" UNSEEN void name(void* p, ##__VA_ARGS__) { emulator::access(p, bytes, writes, __builtin_return_address(0)); }
-#define EACH(name, writes) CALLED(name##2, writes, 2) CALLED(name##4, writes, 4) CALLED(name##8, writes, 8) CALLED(name##16, writes, 16)
-EACH(__tsan_read, false) EACH(__tsan_unaligned_read, false) EACH(__tsan_write, true) EACH(__tsan_unaligned_write, true)
-CALLED(__tsan_read_range, false, n, size_t n) CALLED(__tsan_write_range, true, n, size_t n)
+#define CALLED(name, kind, bytes, ...) \
+    extern "C" UNSEEN void name(void* p, ##__VA_ARGS__) { emulator::access(p, bytes, emulator::kind, __builtin_return_address(0)); }
+#define EACH(name, kind) CALLED(name##2, kind, 2) CALLED(name##4, kind, 4) CALLED(name##8, kind, 8) CALLED(name##16, kind, 16)
+EACH(__tsan_read, READ) EACH(__tsan_unaligned_read, READ) EACH(__tsan_write, WRITE) EACH(__tsan_unaligned_write, WRITE)
+CALLED(__tsan_read_range, READ, n, size_t n) CALLED(__tsan_write_range, WRITE, n, size_t n)
 #define IGNORED(name) extern "C" void name() {}
 IGNORED(__tsan_init) IGNORED(__tsan_read1) IGNORED(__tsan_write1) IGNORED(__tsan_vptr_update)
+
+// For the kernels, which come behind this.
+inline void watched_sts_128(uint32_t address, float4 v) {
+    if (!emulator::rewrites(address, &v, 16)) sts_128(address, v);
+}
+#define sts_128 watched_sts_128
