@@ -48,8 +48,6 @@ _MEANING = {
     "schedule": "how the kernel orders its work",
     "score": "what becomes of the scores before the softmax",
     "kv": "how K and V are found",
-    "piece": "columns of V of which P V is computed at once",
-    "in_flight": "pieces that are computed at once",
 }
 _IN_GRADIENTS = {
     **_MEANING,

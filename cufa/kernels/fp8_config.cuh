@@ -83,17 +83,19 @@ struct VTile8 : WgmmaTile<HEAD_DIM, 64> {
 
 // The base is in fa3_wgmma's terms: two bytes count as one element of its tiles. O does not leave
 // through shared memory.
-template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_, int PIECE_,
-          int IN_FLIGHT_, bool PING_PONG_, class SCORE_, class KV_>
+template <class OUT_, int HEAD_DIM_, int HEAD_DIM_V_, int BM_, int BN_, int STAGES_,
+          bool PING_PONG_, class SCORE_, class KV_>
 struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES_, 1, PING_PONG_,
                         Plain, SCORE_, KV_> {
     using OUT = OUT_;
     using VTile = VTile8<HEAD_DIM_V_>;
     static constexpr int HEAD_DIM_V = HEAD_DIM_V_;
     static_assert(BN_ == VTile::KEYS, "a tile of keys has one scale");
-    // O += P V is computed in pieces of PIECE columns. IN_FLIGHT run at once.
-    static constexpr int PIECE = PIECE_, PIECES = HEAD_DIM_V / PIECE, IN_FLIGHT = IN_FLIGHT_;
-    static_assert(HEAD_DIM_V % PIECE == 0 && IN_FLIGHT <= PIECES && IN_FLIGHT <= 2, "whole pieces");
+    // O += P V is computed in pieces of PIECE columns, IN_FLIGHT at once. Their sums take the
+    // registers of S.
+    static constexpr int PIECE = HEAD_DIM_V < 128 ? HEAD_DIM_V : 64, PIECES = HEAD_DIM_V / PIECE;
+    static constexpr int IN_FLIGHT = PIECES < 2 ? PIECES : 2;
+    static_assert(HEAD_DIM_V % PIECE == 0, "whole pieces");
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
     static_assert(Config8::ACROSS, "Q needs two slots");
 

@@ -12,12 +12,11 @@
 #include "fa3_producer.cuh"
 #include "fp8_consumer.cuh"
 
-template <class OUT, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, int PIECE,
-          int IN_FLIGHT, bool PING_PONG, class SCORE, class KV>
+template <class OUT, int HEAD_DIM, int HEAD_DIM_V, int BM, int BN, int STAGES, bool PING_PONG,
+          class SCORE, class KV>
 __global__ void __launch_bounds__(BM * 2 + 128, 1)
     fp8_wgmma(const __grid_constant__ TmaArguments<Arguments<SCORE, KV>> arguments) {
-    using C =
-        Config8<OUT, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, PIECE, IN_FLIGHT, PING_PONG, SCORE, KV>;
+    using C = Config8<OUT, HEAD_DIM, HEAD_DIM_V, BM, BN, STAGES, PING_PONG, SCORE, KV>;
     const TensorMaps& maps = arguments.maps;
     const int tiles = arguments.params.heads * arguments.params.q_tiles;
     extern __shared__ __align__(1024) unsigned char smem[];
