@@ -98,11 +98,6 @@ struct Config8 : Config<float8, HEAD_DIM_ / 2, HEAD_DIM_V_ / 2, BM_, BN_, STAGES
     static_assert(HEAD_DIM_V % PIECE == 0, "whole pieces");
     static_assert(!Config8::Pairs::BYTES && !SCORE_::NATURAL, "scores in log2 units");
     static_assert(Config8::ACROSS, "Q needs two slots");
-
-    // All consumers visit the same keys.
-    static constexpr bool APART = false, SKIPS = false;
-    static constexpr int PARTS = 1;
-    using Work = ::Work<PARTS, KV_::TAILS, SCORE_::HAS_BLOCK_MAP>;
     static constexpr bool O_FROM_REGISTERS = true, ALL_FREE_Q = true;
     static constexpr bool FOLDED = false;
 };

@@ -50,10 +50,8 @@ struct Consumer8 {
     // queued at the consumer's turn: while they run, the others compute P. After the last keys of a
     // tile of rows come the first of the next one.
     __device__ void run() {
-        take_up();
         turns.wait();
-        queue_s();
-        turns.pass();
+        begin_tile();
         while (here.more) {
             wgmma_wait<0>();
             exponentiate();
@@ -75,9 +73,7 @@ struct Consumer8 {
                 wgmma_wait<0>();
                 if (next_p()) softmax.rescale(rO);
             }
-            take_up();
-            queue_s();
-            turns.pass();
+            begin_tile();
             conclude();
             store();
         }
@@ -85,6 +81,14 @@ struct Consumer8 {
     }
 
  private:
+    // Queues S of the first keys of the next tile of rows, and ends this consumer's turn.
+    __device__ void begin_tile() {
+        uint32_t skipped = here.n;
+        take_up();
+        queue_s();
+        turns.pass();
+        for (; C::SKIPS && skipped < here.n; ++skipped) smem.ring_v.pass_over(skipped);
+    }
     // Queues S = Q K^T, and loads the scales of its keys. If no tile of rows is left, the product
     // reads whatever is in the slots, and its result is not used.
     __device__ void queue_s() {
@@ -161,17 +165,34 @@ struct Consumer8 {
         if (here.j == here.keys.first) smem.ring_q.arrive(here.round);
     }
 
-    // Takes up the next tile of rows, if there is one.
+    // Leaves a tile of keys, and this turn, to the other consumers.
+    __device__ void skip_keys() {
+        turns.pass();
+        smem.ring_k.pass_over(here.n++);
+        turns.wait();
+    }
+
+    // Takes up the next tile of rows, if there is one. Skips the keys that only the other consumers
+    // visit: the last ones of the tile before, and the first ones of this tile.
     __device__ void take_up() {
         ++here.round;
         smem.ring_q.wait(here.round);
         const volatile typename C::Work& work = here.work();
-        here.j = here.j_begin = uniform(work.end()) - 1;
+        if constexpr (C::SKIPS && SCORE::LEFT_EDGE) {
+            for (int first = here.keys.first;
+                 here.round > 0 && first > uniform(here.work_before().first()); --first)
+                skip_keys();
+        }
+        here.j = uniform(work.end()) - 1;
         here.more = here.j >= 0;
         if (!here.more) return;
-        here.keys.first = C::FIRST ? uniform(work.keys[0].first) : 0;
-        here.keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[0].whole_first) : 0;
-        here.keys.whole_end = uniform(work.keys[0].whole_end);
+        const int part = here.part();
+        here.keys.first = C::FIRST ? uniform(work.keys[part].first) : 0;
+        here.keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[part].whole_first) : 0;
+        here.keys.whole_end = uniform(work.keys[part].whole_end);
+        if constexpr (C::SKIPS)
+            for (const int end = uniform(work.keys[part].end); here.j >= end; --here.j) skip_keys();
+        here.j_begin = here.j;
         here.look_up(), here.look_ahead();
         const int head = uniform(work.head), batch = KV::RAGGED ? 0 : uniform(work.batch);
         kv_head = batch * (p.heads_q / p.group) + head / p.group;

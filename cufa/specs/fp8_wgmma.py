@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 
+from cufa.features.parts import are_apart
 from cufa.specs.kernel_spec import KernelSpec
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS, PARAMS, whole
@@ -23,7 +24,6 @@ SCORES = (
 """The parts of a score that it takes."""
 
 _SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
-_WORK_BYTES, _LENGTHS_BYTES = 28, 16  # of a tile of rows under way, and of a sequence's lengths
 
 
 def _tile(bm: int, stages: int) -> TileShape:
@@ -45,7 +45,9 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
     ring = v.stages * v.bn * (v.head_dim + v.head_dim_v)
     slot = v.bm * max(v.head_dim, v.head_dim_v)
     slots = max(2, min(3, (227 * 1024 - 1024 - ring) // slot))
-    work = _WORK_BYTES + _LENGTHS_BYTES * (v.kv in LENGTHS)
+    parts = v.bm // 64 if are_apart(v.score) else 1
+    # A tile, which keys its parts' rows visit, and its sequence's lengths.
+    work = 4 * (3 + 4 * parts) + 16 * (v.kv in LENGTHS)
     return {
         "Q and O": slots * slot,
         "K and V": ring,
