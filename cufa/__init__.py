@@ -6,7 +6,7 @@ Start here:
 - `attention_varlen`: sequences of unequal lengths, packed one after another
 - `attention_backward`, `attention_varlen_backward`: their gradients
 - `KVCache`, `PagedKVCache`, `decode`: keys and values of earlier tokens
-- `quantize`: arrays in 8 bits, for `attention`
+- `quantize`, `quantize_qkv`: arrays in 8 bits, for `attention`
 - `BlockMask`: tiles that a mask hides
 - `explain`, `explain_backward`: the kernel, tile and grid of a call, and of its gradients
 
@@ -19,6 +19,7 @@ from cufa.api.block_mask import BlockMask
 from cufa.api.decode import decode
 from cufa.api.merge import merge
 from cufa.api.quantize import quantize
+from cufa.api.quantize_qkv import quantize_qkv
 from cufa.api.rotary import Rotary
 from cufa.api.varlen import attention_varlen, explain_varlen
 from cufa.caches.full import CacheFullError
@@ -56,4 +57,5 @@ __all__ = [
     "explore",
     "merge",
     "quantize",
+    "quantize_qkv",
 ]

@@ -10,7 +10,7 @@ from guarded import memory_around
 from played_gpu import at
 
 from cufa.features.parts import BLOCKS
-from cufa.specs import KERNELS
+from cufa.specs import KERNELS, quantize
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
 
@@ -27,8 +27,13 @@ def kernel_in_front(
 
     The first leaves other lengths, offsets, pages and numbers of tiles there, and NaN, or all bits,
     in the memory of all else whose address is in the parameter. The others make each what it was,
-    in any order.
+    in any order. A launch of `quantize` that overlaps depends on nothing of the launch in front.
     """
+    if variant.kernel == quantize.SPEC.name:
+        layout = quantize.SPEC.params
+        if at(address, (1,), (layout.itemsize,), layout)[0]["overlaps"]:
+            yield True
+            return
     integers: list[Integers] = []
     lists = 0  # where they are; bits that are all set would lead out of them
     if isinstance(variant, Variant):

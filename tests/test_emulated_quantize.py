@@ -14,7 +14,7 @@ from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
 from cufa import device
-from cufa.api.quantize import quantized
+from cufa.api.quantize_qkv import together
 from cufa.quantized.transform import COLUMNS
 
 runs = pytest.mark.usefixtures("emulated")
@@ -151,18 +151,22 @@ def test_rows_that_do_not_count_are_zeros(rng: np.random.Generator, transposed: 
     used = np.array([0, 130, 300], np.int32)
     for i, n in enumerate(used):
         x[i, :, n:] = 6e4
-    how: dict[str, Any] = {"hadamard": not transposed, "transposed": transposed}
-    found = quantized("x", on_gpu(x), used=on_gpu(used), **how)
-    expected = quantized("x", x, used=used, **how)
+
+    def made(x: Any, used: Any, offsets: Any, layout: str) -> cufa.Quantized:
+        name = "v" if transposed else "k"
+        how: dict[str, Any] = {"transposed": transposed, "layout": layout}
+        return together({name: x}, {name: offsets}, {name: used}, **how)[name]
+
+    found = made(on_gpu(x), on_gpu(used), None, "bhsd")
+    expected = made(x, used, None, "bhsd")
     np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
     np.testing.assert_array_equal(found.scales.get(), expected.scales)
     assert np.abs(expected.dequantize()[1, :, 130:]).max() == 0
     x, offsets = drawn(rng, 300, 2, 64), np.array([0, 140, 290, 300])
     used = np.array([129, 0, 10], np.int32)
     x[129:290] = 6e4
-    how |= {"layout": "thd"}
-    found = quantized("x", on_gpu(x), cu_seqlens=offsets, used=on_gpu(used), **how)
-    expected = quantized("x", x, cu_seqlens=offsets, used=used, **how)
+    found = made(on_gpu(x), on_gpu(used), offsets, "thd")
+    expected = made(x, used, offsets, "thd")
     np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
     np.testing.assert_array_equal(found.scales.get(), expected.scales)
     assert expected.scales.max() < 6e4 / 448

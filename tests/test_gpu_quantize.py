@@ -52,3 +52,46 @@ def test_sequences_in_blocks_of_their_own(
         np.testing.assert_array_equal(found.scales.get(), expected.scales)
         np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
         np.testing.assert_array_equal(found.dequantize().get(), expected.dequantize())
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_qkv_right_behind_the_kernels_that_write_them(
+    rng: np.random.Generator, cupy: Any, d: int, is_captured: bool
+) -> None:
+    """The launches overlap, but none begins before its array is there."""
+    shape = 2, 1 << 11 - d.bit_length(), 8192, d
+    sources = [
+        [cupy.asarray(rng.standard_normal(shape, np.float32).astype(np.float16)) for _ in "qkv"]
+        for _ in range(2)
+    ]
+    how: list[dict[str, Any]] = [{"hadamard": True}] * 2 + [{"transposed": True}]
+    expected = [
+        [cufa.quantize(x, **each) for x, each in zip(arrays, how, strict=True)]
+        for arrays in sources
+    ]
+    arrays = [cupy.zeros(shape, np.float16) for _ in "qkv"]
+    of_call: list[Any] = []
+
+    def call() -> None:
+        of_call[:] = cufa.quantize_qkv(*arrays)
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        if is_captured:
+            call(), call()  # now there is memory for another one
+            of_call.clear()
+            stream.synchronize()
+            stream.begin_capture()
+            call()
+            call = stream.end_capture().launch
+        for turn in range(20):
+            for array, source in zip(arrays, sources[turn % 2], strict=True):
+                array *= source  # and it waits for the turn before
+                array[...] = source
+            call()
+            same = [
+                (found.values == its.values).all() & (found.scales == its.scales).all()
+                for found, its in zip(of_call, expected[turn % 2], strict=True)
+            ]
+            assert all(same)

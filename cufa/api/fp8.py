@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.api.quantize import quantized
+from cufa.api.quantize import OFFSETS
+from cufa.api.quantize_qkv import together
 from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
@@ -100,19 +101,10 @@ class Fp8(NamedTuple):
         """
         if self.is_quantized:
             return self.given
+        offsets = {name: lengths.get(OFFSETS[name]) for name in self.given}
         used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
-        return {
-            name: quantized(
-                name,
-                x,
-                hadamard=name != "v",
-                transposed=transposed and name == "v",
-                layout=self.layout,
-                cu_seqlens=lengths.get(_OFFSETS[name]),
-                used=lengths.get("lengths_q") if name == "q" else used_k,
-            )
-            for name, x in self.given.items()
-        }
+        used = {"q": lengths.get("lengths_q"), "k": used_k, "v": used_k}
+        return together(self.given, offsets, used, transposed=transposed, layout=self.layout)
 
     def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
         """Return a call on NumPy arrays like these as that of these.
@@ -129,7 +121,7 @@ class Fp8(NamedTuple):
         arrays, lengths = self.arrays(operands.lengths), operands.lengths
         for name, x in arrays.items():
             offsets = x.cu_seqlens
-            needed: Array = lengths.get(_OFFSETS[name])
+            needed: Array = lengths.get(OFFSETS[name])
             if offsets is not None and not np.array_equal(offsets, needed):
                 raise ValueError(f"{name} was quantized with other cu_seqlens than the call's")
         q, k, v = (x.stored() for x in arrays.values())
@@ -144,9 +136,6 @@ class Fp8(NamedTuple):
             problem._replace(precision="fp8", head_dim=q.shape[3]),
             operands._replace(q=q, k=k, v=v[..., : problem.head_dim_v]),
         )
-
-
-_OFFSETS = {"q": "cu_seqlens_q", "k": "cu_seqlens_k", "v": "cu_seqlens_k"}
 
 
 def _check_precision(precision: object) -> None:

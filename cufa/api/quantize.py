@@ -20,6 +20,9 @@ from cufa.quantized.transposed import transposed as in_blocks
 
 Granularity = Literal["block", "head", "tensor"]
 
+OFFSETS = {"x": "cu_seqlens", "q": "cu_seqlens_q", "k": "cu_seqlens_k", "v": "cu_seqlens_k"}
+"""The argument that says where the sequences of an array begin."""
+
 
 def quantize(
     x: AnyArray,
@@ -107,12 +110,16 @@ def quantize(
     True
     """
     how = granularity, block, hadamard, seed, smooth, transposed, layout
-    return quantized("x", x, *how, cu_seqlens)
+    launches: list[launch.Launches] = []
+    made = quantized("x", x, launches, *how, cu_seqlens)
+    launch.launch(launches)
+    return made
 
 
 def quantized(
     name: str,
     x: Array,
+    launches: list[launch.Launches],
     granularity: str = "block",
     block: int | None = None,
     hadamard: bool = False,
@@ -123,10 +130,10 @@ def quantized(
     cu_seqlens: Array | None = None,
     used: Array | None = None,
 ) -> Quantized:
-    """Do what `quantize` does; errors give the array a name.
+    """Do what `quantize` does, but for launches on a GPU, which are added to a list.
 
-    `used` says how many rows of each sequence count: the others become zeros, whatever they hold.
-    It has been checked, and is int32 on a GPU.
+    Errors name the array, and its `OFFSETS`. `used` says how many rows of each sequence count: the
+    others become zeros, whatever they hold. It has been checked, and is int32 on a GPU.
     """
     xp = module_of(name, x)
     check_dtype(name, x)
@@ -137,14 +144,15 @@ def quantized(
     how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
     if cu_seqlens is not None:
         check_sequences(layout, rows, smooth)
-        cu_seqlens = _offsets(cu_seqlens, x.shape[0], xp)
+        cu_seqlens = _offsets(OFFSETS[name], cu_seqlens, x.shape[0], xp)
     if xp is not np:
         check_devices({name: x}, xp)
         if smooth:
             raise ValueError(f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) is none")
         four = as_bhsd(x, layout)
-        values, scales = launch.quantize(four, *how, transposed, cu_seqlens, used)
+        values, scales, its = launch.quantize(four, *how, transposed, cu_seqlens, used)
         mean = None
+        launches += its
     else:
         four = as_bhsd(np.asarray(x), layout)
         if cu_seqlens is not None:
@@ -155,9 +163,8 @@ def quantized(
     return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean, transposed, cu_seqlens)
 
 
-def _offsets(cu_seqlens: Any, tokens: int, xp: Any) -> Array:
+def _offsets(name: str, cu_seqlens: Any, tokens: int, xp: Any) -> Array:
     """Return where sequences begin as an int32 array of a module."""
-    name = "cu_seqlens"
     module_of(name, cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.size < 1:
         raise ValueError(f"{name} has shape {cu_seqlens.shape}, but (sequences + 1,) is needed")

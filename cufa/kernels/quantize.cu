@@ -177,8 +177,9 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     unsigned char* bytes =
         reinterpret_cast<unsigned char*>(flips + HADAMARD * COLUMNS * sizeof(T) / 4);
     unsigned char* ahead = bytes + TRANSPOSED * S::BYTES;
+    // The next of arrays that are quantised together may begin when this one has begun.
+    if (!p.overlaps) wait_for_kernel_in_front();
     launch_dependents();
-    wait_for_kernel_in_front();
     const int warp = threadIdx.x / 32, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const int turns = (p.tiles - 1 - int(blockIdx.x)) / int(gridDim.x) + 1;
 
@@ -324,4 +325,5 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
         const int found = turn + TURNS / 2 + threadIdx.x;
         if (turn % (TURNS / 2) == 0 && threadIdx.x < TURNS / 2 && found < turns) find(found);
     }
+    if (p.overlaps) wait_for_kernel_in_front();  // whoever waits for this one waits for both
 }

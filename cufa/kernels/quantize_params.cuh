@@ -21,6 +21,7 @@ struct QuantizeParams {
     int block_log2;         // log2 of the rows that share a scale
     int scales_a_head;      // 0: one for all
     int sequences;
+    int overlaps;  // whether the launch in front quantises another array of the same call
 };
 
 // The rows of x that are in a tile: `count` from `first` on, or as many as a tile has.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from cufa import device as devices
@@ -13,10 +16,44 @@ from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.sequences import blocks_of
 from cufa.quantized.transform import columns_of, sign_bits
 from cufa.specs import quantize as spec
+from cufa.specs.instance import Instance
 
 _WAY_OUT = "call cufa.quantize before the capture, or on an array and with blocks that need none"
 _CHUNK = 8  # columns that a thread reads at once
 _ALL = 31  # log2 of the rows of a block that is all of a head
+
+
+class Launches(NamedTuple):
+    """The launches that quantise an array, one after the other.
+
+    Attributes
+    ----------
+    passes : list of Instance
+    grid, threads : int
+        Blocks, and threads of a block.
+    parameter : numpy.ndarray, (1,)
+    memory : tuple of cupy.ndarray or None
+        What the launches read, which must live until they are in the stream.
+    """
+
+    passes: list[Instance]
+    grid: int
+    threads: int
+    parameter: np.ndarray
+    memory: tuple[Array | None, ...]
+
+
+def launch(arrays: Sequence[Launches]) -> None:
+    """Quantise arrays on the current device and stream.
+
+    All memory of all arrays must exist before. Then no array depends on the launch of another one:
+    each launch begins while the one in front still runs, and ends after it. This keeps memory
+    busy from one array to the next.
+    """
+    for i, each in enumerate(arrays):
+        each.parameter["overlaps"] = i > 0 and len(each.passes) == 1
+        for kernel in each.passes:
+            prepared(kernel, each.grid, each.parameter, threads=each.threads)()
 
 
 def quantize(
@@ -28,8 +65,8 @@ def quantize(
     transposed: bool,
     cu_seqlens: Array | None = None,
     used: Array | None = None,
-) -> tuple[Array, Array]:
-    """Return bytes and scales, as `cufa.Quantized` holds them, on the current device and stream.
+) -> tuple[Array, Array, list[Launches]]:
+    """Return bytes and scales, as `cufa.Quantized` holds them, and the launches that write them.
 
     Parameters
     ----------
@@ -66,7 +103,7 @@ def quantize(
     scales = cupy.empty(shape_of_scales(granularity, block, (batch, heads, seq)), np.float32)
     if x.size == 0 or sequences == 0:
         scales.fill(1), values.fill(0)
-        return values, scales
+        return values, scales, []
     x = _readable(x)
     largest, passes = None, [spec.WHOLE]
     if block is None or block > spec.ROWS:
@@ -86,10 +123,9 @@ def quantize(
     p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
     its = spec.shape(columns)
     grid = min(tiles, device.sm_count * its.blocks_per_sm)
-    for each in passes:
-        kernel = spec.instance(x.dtype.name, columns, hadamard, transposed, each)
-        prepared(kernel, grid, parameter, threads=its.threads)()
-    return values, scales
+    kernels = [spec.instance(x.dtype.name, columns, hadamard, transposed, each) for each in passes]
+    memory = x, largest, cu_seqlens, used
+    return values, scales, [Launches(kernels, grid, its.threads, parameter, memory)]
 
 
 def _readable(x: Array) -> Array:

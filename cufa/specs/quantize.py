@@ -30,7 +30,7 @@ SPEC = AuxiliarySpec(
         ("u8", "values scales largest cu_seqlens used"),
         (("u4", SIGNS), "signs"),
         (DIVISOR, "heads blocks"),
-        ("i4", "tiles rows seq head_dim block_log2 scales_a_head sequences"),
+        ("i4", "tiles rows seq head_dim block_log2 scales_a_head sequences overlaps"),
     ),
 )
 

@@ -50,8 +50,7 @@ MAKERS: dict[str, Maker] = {
 
 def quantized(operands: Operands) -> tuple[cufa.Quantized, cufa.Quantized, cufa.Quantized]:
     """Return q, k and v as ``precision="fp8"`` quantises them."""
-    q, k = (cufa.quantize(x, hadamard=True) for x in (operands.q, operands.k))
-    return q, k, cufa.quantize(operands.v, transposed=True)
+    return cufa.quantize_qkv(operands.q, operands.k, operands.v)
 
 
 class EightBits(Contestants):

@@ -1,0 +1,117 @@
+"""`quantize_qkv`: queries, keys and values in 8 bits, together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from cufa.api.quantize import Granularity, quantized
+from cufa.arrays import AnyArray, Array, module_of_all
+from cufa.checks import check_flag
+from cufa.launch import quantize as launch
+from cufa.quantized.quantized import Quantized
+
+
+def quantize_qkv(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    *,
+    granularity: Granularity = "block",
+    block: int | None = None,
+    hadamard: bool = True,
+    seed: int = 0,
+    layout: Literal["bhsd", "bshd", "thd"] = "bhsd",
+    cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None,
+) -> tuple[Quantized, Quantized, Quantized]:
+    """Quantise queries, keys and values for `attention`, as ``precision="fp8"`` does.
+
+    The results are those of `quantize` with ``hadamard=True`` for q and k, and with
+    ``transposed=True`` for v. On a GPU the launches overlap, so that the call takes less time than
+    three calls of `quantize`. It can be captured into a CUDA graph where `quantize` can.
+
+    Parameters
+    ----------
+    q : array, shape (b, h, s, d)
+        float16, bfloat16 or float32; see `quantize` for other numbers of axes.
+    k, v : array, shape (b, h_kv, s_kv, d)
+        v may have its own head dim.
+    granularity, block, seed, layout
+        As in `quantize`, for all three.
+    hadamard : bool
+        Whether q and k are transformed, as in `quantize`.
+    cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), of integers, optional
+        Where sequences begin in q, and in k and v, of layout "thd". Both, or none.
+
+    Returns
+    -------
+    q, k, v : Quantized
+
+    Raises
+    ------
+    TypeError, ValueError
+        What `quantize` raises; arrays of different modules; offsets of q without those of k.
+
+    Examples
+    --------
+    >>> import numpy as np, cufa
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 300, 64), np.float32)
+    >>> arrays = cufa.quantize_qkv(q, k, v)
+    >>> cufa.attention(*arrays, causal=True, out_dtype=np.float32).shape
+    (1, 2, 300, 64)
+    """
+    arrays = {"q": q, "k": k, "v": v}
+    module_of_all(arrays)
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        given, needed = ("q", "k") if cu_seqlens_k is None else ("k", "q")
+        raise ValueError(f"cu_seqlens_{needed} is needed with cu_seqlens_{given}")
+    offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
+    made = together(
+        arrays,
+        offsets,
+        transposed=True,
+        hadamard=check_flag("hadamard", hadamard),
+        granularity=granularity,
+        block=block,
+        seed=seed,
+        layout=layout,
+    )
+    return made["q"], made["k"], made["v"]
+
+
+def together(
+    arrays: Mapping[str, Array],
+    offsets: Mapping[str, Array | None],
+    used: Mapping[str, Array | None] | None = None,
+    *,
+    transposed: bool,
+    layout: str,
+    hadamard: bool = True,
+    granularity: str = "block",
+    block: int | None = None,
+    seed: int = 0,
+) -> dict[str, Quantized]:
+    """Return q, k and v in 8 bits, of which q and k may be transformed, and v `transposed`.
+
+    `offsets` and `used` are by array: `cu_seqlens` and `used` of `quantized`.
+    """
+    launches: list[launch.Launches] = []
+    made = {
+        name: quantized(
+            name,
+            x,
+            launches,
+            granularity,
+            block,
+            hadamard and name != "v",
+            seed,
+            transposed=transposed and name == "v",
+            layout=layout,
+            cu_seqlens=offsets[name],
+            used=used[name] if used else None,
+        )
+        for name, x in arrays.items()
+    }
+    launch.launch(launches)
+    return made

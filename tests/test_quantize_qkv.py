@@ -1,0 +1,123 @@
+"""cufa.quantize_qkv: what three calls of cufa.quantize return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+from played_gpu import on_gpu
+from test_emulated import emulated, emulator  # noqa: F401
+
+import cufa
+from cufa.api import quantize_qkv
+from cufa.launch.quantize import Launches
+
+CALL: Any = cufa.quantize_qkv
+OFFSETS = np.array([0, 7, 135, 300], np.int32)
+
+
+def drawn(rng: np.random.Generator, *shape: int) -> list[np.ndarray]:
+    return [rng.standard_normal(shape, np.float32).astype(np.float16) for _ in range(3)]
+
+
+def assert_same(found: cufa.Quantized, expected: cufa.Quantized) -> None:
+    for name in ("values", "scales"):
+        its, other = getattr(found, name), getattr(expected, name)
+        its = its if isinstance(its, np.ndarray) else its.get()
+        np.testing.assert_array_equal(its.view(np.uint8), other.view(np.uint8))
+    for name in ("shape", "dtype", "granularity", "block", "hadamard", "seed", "transposed"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"granularity": "head", "seed": 5}, {"block": 256}, {"hadamard": False}],
+    ids=str,
+)
+def test_is_three_calls(rng: np.random.Generator, options: dict[str, Any]) -> None:
+    arrays = drawn(rng, 2, 3, 300, 64)
+    of_qk = {"hadamard": True} | options
+    of_v = of_qk | {"hadamard": False}
+    q, k, v = CALL(*arrays, **options)
+    assert_same(q, cufa.quantize(arrays[0], **of_qk))
+    assert_same(k, cufa.quantize(arrays[1], **of_qk))
+    assert_same(v, cufa.quantize(arrays[2], transposed=True, **of_v))
+
+
+def test_attention_is_that_of_precision(rng: np.random.Generator) -> None:
+    arrays = drawn(rng, 2, 2, 200, 80)
+    found = cufa.attention(*cufa.quantize_qkv(*arrays), causal=True, out_dtype=np.float16)
+    expected = cufa.attention(*arrays, causal=True, precision="fp8")
+    np.testing.assert_array_equal(found, expected)
+    packed = drawn(rng, 300, 2, 64)
+    made = CALL(*packed, layout="thd", cu_seqlens_q=OFFSETS, cu_seqlens_k=OFFSETS)
+    q8, k8, v8 = made
+    found = cufa.attention_varlen(q8, k8, v8, OFFSETS, OFFSETS, out_dtype=np.float16)
+    q, k, v = packed
+    expected = cufa.attention_varlen(q, k, v, OFFSETS, OFFSETS, precision="fp8")
+    np.testing.assert_array_equal(found, expected)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("options", [{}, {"granularity": "head"}], ids=str)
+def test_the_kernels_write_the_bits_of_the_cpu(
+    rng: np.random.Generator, options: dict[str, Any]
+) -> None:
+    """With rows that are copied first, an empty array, and sequences in blocks of their own."""
+    for shape, sliced in (((1, 2, 150, 64), np.s_[:]), ((1, 2, 150, 80), np.s_[..., 1:65])):
+        arrays = drawn(rng, *shape)
+        found = CALL(*(on_gpu(x)[sliced] for x in arrays), **options)
+        expected = CALL(*(x[sliced] for x in arrays), **options)
+        for each, other in zip(found, expected, strict=True):
+            assert_same(each, other)
+    arrays = drawn(rng, 300, 2, 64)
+    arrays[0] = arrays[0][:0]
+    none = np.zeros(4, np.int32)
+    its = {"layout": "thd", "cu_seqlens_q": none, "cu_seqlens_k": OFFSETS, **options}
+    for each, other in zip(CALL(*map(on_gpu, arrays), **its), CALL(*arrays, **its), strict=True):
+        assert_same(each, other)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("emulated")
+def test_launches_overlap_when_one_has_waited(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first launch waits for what is in front of the call, and so for all of its arrays."""
+    seen: list[list[bool]] = []
+
+    def launch(arrays: list[Launches]) -> None:
+        launched(arrays)
+        seen.append([bool(each.parameter["overlaps"][0]) for each in arrays])
+
+    launched = quantize_qkv.launch.launch
+    monkeypatch.setattr(quantize_qkv.launch, "launch", launch)
+    q, k, v = map(on_gpu, drawn(rng, 1, 2, 40, 64))
+    cufa.quantize_qkv(q, k, v)
+    cufa.quantize_qkv(q[:, :, :0], k, v)
+    cufa.quantize_qkv(q, k, v, granularity="head")
+    cufa.attention(q, k, v, precision="fp8")
+    cufa.quantize(q)
+    expected = [[False, True, True], [False, True], [False] * 3, [False, True, True], [False]]
+    assert seen == expected
+
+
+def test_what_does_not_fit(rng: np.random.Generator) -> None:
+    q, k, v = drawn(rng, 300, 2, 64)
+    for given, needed in (("q", "k"), ("k", "q")):
+        message = f"cu_seqlens_{needed} is needed with cu_seqlens_{given}"
+        with pytest.raises(ValueError, match=message):
+            CALL(q, k, v, layout="thd", **{f"cu_seqlens_{given}": OFFSETS})
+    with pytest.raises(ValueError, match="cu_seqlens_k has shape"):
+        CALL(q, k, v, layout="thd", cu_seqlens_q=OFFSETS, cu_seqlens_k=OFFSETS[None])
+    with pytest.raises(TypeError, match="k must be a NumPy or a CuPy array, not list"):
+        CALL(q, [1.0], v)
+    with pytest.raises(TypeError, match="v has dtype int8"):
+        CALL(q, k, v.astype(np.int8))
+    with pytest.raises(TypeError, match="hadamard must be"):
+        CALL(q, k, v, hadamard="yes")
+    with pytest.raises(ValueError, match="granularity"):
+        CALL(q, k, v, granularity="row")
