@@ -83,11 +83,9 @@ struct Consumer8 {
  private:
     // Queues S of the first keys of the next tile of rows, and ends this consumer's turn.
     __device__ void begin_tile() {
-        uint32_t skipped = here.n;
         take_up();
         queue_s();
         turns.pass();
-        for (; C::SKIPS && skipped < here.n; ++skipped) smem.ring_v.pass_over(skipped);
     }
     // Queues S = Q K^T, and loads the scales of its keys. If no tile of rows is left, the product
     // reads whatever is in the slots, and its result is not used.
@@ -165,10 +163,18 @@ struct Consumer8 {
         if (here.j == here.keys.first) smem.ring_q.arrive(here.round);
     }
 
+    // Whether all of the consumer's rows are beyond the last query.
+    __device__ bool has_no_rows() const {
+        const volatile typename C::Work& work = here.work();
+        int queries = p.seq_q;
+        if constexpr (KV::TAILS) queries = uniform(work.sequence.seq_q);
+        return (uniform(work.q0) + consumer * 64) >> p.pack_log2 >= queries;
+    }
     // Leaves a tile of keys, and this turn, to the other consumers.
     __device__ void skip_keys() {
         turns.pass();
-        smem.ring_k.pass_over(here.n++);
+        smem.ring_k.pass_over(here.n), smem.ring_v.pass_over(here.n);
+        ++here.n;
         turns.wait();
     }
 
@@ -178,10 +184,9 @@ struct Consumer8 {
         ++here.round;
         smem.ring_q.wait(here.round);
         const volatile typename C::Work& work = here.work();
-        if constexpr (C::SKIPS && SCORE::LEFT_EDGE) {
-            for (int first = here.keys.first;
-                 here.round > 0 && first > uniform(here.work_before().first()); --first)
-                skip_keys();
+        if (here.round > 0) {
+            const int end = C::FIRST ? uniform(here.work_before().first()) : 0;
+            for (int first = here.keys.first; first > end; --first) skip_keys();
         }
         here.j = uniform(work.end()) - 1;
         here.more = here.j >= 0;
@@ -193,6 +198,7 @@ struct Consumer8 {
         if constexpr (C::SKIPS)
             for (const int end = uniform(work.keys[part].end); here.j >= end; --here.j) skip_keys();
         here.j_begin = here.j;
+        if (has_no_rows()) here.keys.first = here.j;  // one tile of keys, whose P V is not stored
         here.look_up(), here.look_ahead();
         const int head = uniform(work.head), batch = KV::RAGGED ? 0 : uniform(work.batch);
         kv_head = batch * (p.heads_q / p.group) + head / p.group;
@@ -232,7 +238,7 @@ struct Consumer8 {
     __device__ bool exponentiate_unchecked() {
         Factors factor;
         apply_score(factor);
-        const bool checked = SCORE::RIGHT_EDGE && here.j + 1 >= here.keys.whole_end;
+        const bool checked = SCORE::RIGHT_EDGE && here.j >= here.keys.whole_end;
         bool moved = false;
         if (checked) moved = softmax.follow(rS, factor);
         float before[2] = {softmax.l[0][0], softmax.l[0][1]};
