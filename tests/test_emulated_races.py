@@ -137,6 +137,22 @@ def test_quantizing(
     assert emulated.races() == {"quantize": 0}
 
 
+@pytest.mark.parametrize("options", [{}, {"window": (17, 128)}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("d", [64, 256])
+@exhaustive("fp8", but=lambda d, options: (d, options) == (64, {"causal": True}))
+def test_scores_of_8_bits_computed_again(
+    emulated: Watching,  # noqa: F811
+    rng: np.random.Generator,
+    d: int,
+    options: dict[str, Any],
+) -> None:
+    """Scores that differ so much that sums grow past their limit; some consumers have no rows."""
+    q, k, v = (rng.standard_normal((1, 2, n, d), np.float32) for n in (385, 449, 449))
+    arrays = [on_gpu(x.astype(np.float16)) for x in (q * 12, k * 10, v)]
+    cufa.attention(*arrays, precision="fp8", **options)
+    assert emulated.races() == {"quantize": 0, "fp8_wgmma": 0}
+
+
 #: The sums of a block's first product with dS are not used. It reads what others may be writing.
 OF_NO_USE = r"(queue_dq\(rdQ\);  // of the step in front)", r"if (round_dq != NO_ROUND) \1"
 

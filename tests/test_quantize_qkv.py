@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import needs_compiler
-from played_gpu import on_gpu
+from played_gpu import Gpu, Stream, on_gpu
 from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
@@ -121,3 +121,16 @@ def test_what_does_not_fit(rng: np.random.Generator) -> None:
         CALL(q, k, v, hadamard="yes")
     with pytest.raises(ValueError, match="granularity"):
         CALL(q, k, v, granularity="row")
+    with pytest.raises(ValueError, match="cu_seqlens_q: layout must be 'thd', not 'bhsd'"):
+        CALL(q, k, v, cu_seqlens_q=OFFSETS, cu_seqlens_k=OFFSETS)
+
+
+def test_what_a_capture_has_no_place_for(gpu: Gpu) -> None:
+    x, odd = (on_gpu(np.ones((1, 2, 200, d), np.float16)) for d in (64, 65))
+    gpu.stream = Stream(capturing=True)
+    with pytest.raises(ValueError, match=r"v would be copied.* or give rows that are$"):
+        CALL(x, x, odd)
+    with pytest.raises(
+        ValueError, match=r"block=256 needs memory.* in blocks of 128 rows or fewer"
+    ):
+        CALL(x, x, x, block=256)

@@ -79,14 +79,16 @@ def quantize(
     Returns
     -------
     Quantized
-        A scale is the largest magnitude of its rows divided by 448, and 1 where all are 0. Numbers
-        are rounded to the nearest, ties to even.
+        A scale is the largest magnitude of its rows, after the transform, divided by 448: 2^-126 or
+        more, and 1 where all are 0. Numbers are rounded to the nearest, ties to even.
 
     Raises
     ------
     TypeError, ValueError
         Dtypes, shapes and arguments that do not fit; CuPy arrays with `smooth`, or on a GPU below
-        compute capability 8.9.
+        compute capability 8.9; in a capture into a CUDA graph, rows that are not aligned to 16
+        bytes or have no multiple of 8 columns, scales of more than 128 rows, and offsets that are
+        not contiguous int32 on the device.
 
     Notes
     -----
@@ -95,7 +97,7 @@ def quantize(
     NaN and infinities become NaN, and do not change scales. With a transform, NaN fills all columns
     that are transformed together with it. A query that sees such a key gets NaN.
 
-    Rows are stored with 64, 96, 128, 192 or 256 columns; zeros fill the rest of a shorter row. All
+    Rows are stored with 64, 96, 128, 192 or 256 columns; zeros fill a shorter row first. All
     columns are transformed together, except that 96 are three parts of 32, and 192 three of 64.
     float32 numbers beyond 2^119 may overflow in the transform, and then count as infinite.
 
@@ -130,9 +132,9 @@ def quantized(
     cu_seqlens: Array | None = None,
     used: Array | None = None,
 ) -> Quantized:
-    """Do what `quantize` does, but for launches on a GPU, which are added to a list.
+    """Do what `quantize` does, but add launches on a GPU to a list in place of launching them.
 
-    Errors name the array, and its `OFFSETS`. `used` says how many rows of each sequence count: the
+    Errors name the array and its `OFFSETS`. `used` says how many rows of each sequence count: the
     others become zeros, whatever they hold. It has been checked, and is int32 on a GPU.
     """
     xp = module_of(name, x)
@@ -143,14 +145,16 @@ def quantized(
     check_flag("transposed", transposed)
     how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
     if cu_seqlens is not None:
-        check_sequences(layout, rows, smooth)
+        check_sequences(OFFSETS[name], layout, rows, smooth)
         cu_seqlens = _offsets(OFFSETS[name], cu_seqlens, x.shape[0], xp)
     if xp is not np:
         check_devices({name: x}, xp)
         if smooth:
-            raise ValueError(f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) is none")
+            raise ValueError(
+                f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) makes a NumPy array"
+            )
         four = as_bhsd(x, layout)
-        values, scales, its = launch.quantize(four, *how, transposed, cu_seqlens, used)
+        values, scales, its = launch.quantize(name, four, *how, transposed, cu_seqlens, used)
         mean = None
         launches += its
     else:

@@ -27,9 +27,10 @@ def quantize_qkv(
 ) -> tuple[Quantized, Quantized, Quantized]:
     """Quantise queries, keys and values for `attention`, as ``precision="fp8"`` does.
 
-    The results are those of `quantize` with ``hadamard=True`` for q and k, and with
-    ``transposed=True`` for v. On a GPU the launches overlap, so that the call takes less time than
-    three calls of `quantize`. It can be captured into a CUDA graph where `quantize` can.
+    The results are those of `quantize`: q and k with `hadamard`, v with ``transposed=True``. With
+    blocks of 128 rows or fewer the launches overlap on Hopper and later, in the legacy default
+    stream and in captures, so that the call takes less time than three calls of `quantize`. It can
+    be captured into a CUDA graph where `quantize` can.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def quantize_qkv(
     k, v : array, shape (b, h_kv, s_kv, d)
         v may have its own head dim.
     granularity, block, seed, layout
-        As in `quantize`, for all three.
+        As in `quantize`, for all three. On a GPU `attention` needs blocks of 128 rows or more.
     hadamard : bool
         Whether q and k are transformed, as in `quantize`.
     cu_seqlens_q, cu_seqlens_k : array, shape (sequences + 1,), of integers, optional
@@ -92,9 +93,10 @@ def together(
     block: int | None = None,
     seed: int = 0,
 ) -> dict[str, Quantized]:
-    """Return q, k and v in 8 bits, of which q and k may be transformed, and v `transposed`.
+    """Return q, k and v in 8 bits.
 
-    `offsets` and `used` are by array: `cu_seqlens` and `used` of `quantized`.
+    `hadamard` applies to q and k, `transposed` to v. `offsets` and `used` are by array: they are
+    `cu_seqlens` and `used` of `quantized`.
     """
     launches: list[launch.Launches] = []
     made = {

@@ -179,7 +179,7 @@ struct Consumer8 {
     }
 
     // Takes up the next tile of rows, if there is one. Skips the keys that only the other consumers
-    // visit: the last ones of the tile before, and the first ones of this tile.
+    // visit: the lowest ones of the tile before, and the highest ones of this tile.
     __device__ void take_up() {
         ++here.round;
         smem.ring_q.wait(here.round);
@@ -281,6 +281,7 @@ struct Consumer8 {
             });
 #pragma unroll
         for (int i = 0; i < ASIDE; ++i) rO[0][i / 4][i % 4] = aside[i];
+        __syncwarp();  // a lane releases K, which all lanes have read
     }
     // Applies the score to S, and finds the factors that bring the result to log2 units.
     __device__ void apply_score(Factors& factor) {

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)
     unsigned char* bytes =
         reinterpret_cast<unsigned char*>(flips + HADAMARD * COLUMNS * sizeof(T) / 4);
     unsigned char* ahead = bytes + TRANSPOSED * S::BYTES;
-    // The next of arrays that are quantised together may begin when this one has begun.
+    // A launch that overlaps follows one that has waited here, and has all of its blocks running.
     if (!p.overlaps) wait_for_kernel_in_front();
     launch_dependents();
     const int warp = threadIdx.x / 32, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;

@@ -21,7 +21,7 @@ struct QuantizeParams {
     int block_log2;         // log2 of the rows that share a scale
     int scales_a_head;      // 0: one for all
     int sequences;
-    int overlaps;  // whether the launch in front quantises another array of the same call
+    int overlaps;  // whether it waits for the launch in front only at its end
 };
 
 // The rows of x that are in a tile: `count` from `first` on, or as many as a tile has.
@@ -30,13 +30,14 @@ struct RowsOfTile {
 };
 
 // Sequences that follow each other begin in blocks of their own, see cufa/quantized/sequences.py.
-// No row outside of x is among them, whatever the offsets are.
+// No row outside of x is among them, whatever the offsets are. All come from L2, as x does: a
+// launch that overlaps has not waited for the kernel that wrote them.
 __device__ inline RowsOfTile rows_of_tile(const QuantizeParams& p, int batch, int block) {
     if (!p.cu_seqlens) {
-        const int rows = p.used ? min(max(p.used[batch], 0), p.rows) : p.rows;
+        const int rows = p.used ? min(max(__ldcg(p.used + batch), 0), p.rows) : p.rows;
         return {block * ROWS, rows - block * ROWS};
     }
-    auto first_of = [&](int i) { return min(max(p.cu_seqlens[i], 0), p.rows); };
+    auto first_of = [&](int i) { return min(max(__ldcg(p.cu_seqlens + i), 0), p.rows); };
     int i = 0;
     for (int more = p.sequences - 1; i < more;) {  // the last that begins at this block or before
         const int middle = i + (more - i + 1) / 2;
@@ -47,5 +48,5 @@ __device__ inline RowsOfTile rows_of_tile(const QuantizeParams& p, int batch, in
     }
     const int first = first_of(i), before = max(block - first / ROWS - i, 0) * ROWS;
     const int rows = max(first_of(i + 1) - first, 0);
-    return {first + before, (p.used ? min(rows, max(p.used[i], 0)) : rows) - before};
+    return {first + before, (p.used ? min(rows, max(__ldcg(p.used + i), 0)) : rows) - before};
 }

@@ -18,8 +18,8 @@ from cufa.quantized.transform import columns_of, sign_bits
 from cufa.specs import quantize as spec
 from cufa.specs.instance import Instance
 
-_WAY_OUT = "call cufa.quantize before the capture, or on an array and with blocks that need none"
-_CHUNK = 8  # columns that a thread reads at once
+_WAY_OUT = "quantise it before the capture, or"
+_CHUNK = 8  # columns; rows have a multiple of it
 _ALL = 31  # log2 of the rows of a block that is all of a head
 
 
@@ -43,20 +43,21 @@ class Launches(NamedTuple):
     memory: tuple[Array | None, ...]
 
 
-def launch(arrays: Sequence[Launches]) -> None:
+def launch(launches: Sequence[Launches]) -> None:
     """Quantise arrays on the current device and stream.
 
-    All memory of all arrays must exist before. Then no array depends on the launch of another one:
-    each launch begins while the one in front still runs, and ends after it. This keeps memory
-    busy from one array to the next.
+    All memory of all arrays must exist before. Then no array depends on the launch of another one.
+    A launch of one pass begins while the one in front still runs, and ends after it, where launches
+    may overlap at all (`cufa.compiler.dependent`). So memory is busy from one array to the next.
     """
-    for i, each in enumerate(arrays):
+    for i, each in enumerate(launches):
         each.parameter["overlaps"] = i > 0 and len(each.passes) == 1
         for kernel in each.passes:
             prepared(kernel, each.grid, each.parameter, threads=each.threads)()
 
 
 def quantize(
+    name: str,
     x: Array,
     granularity: str,
     block: int | None,
@@ -70,6 +71,8 @@ def quantize(
 
     Parameters
     ----------
+    name : str
+        The array's name, for errors.
     x : cupy.ndarray, (batch, heads, seq, head_dim)
         Any strides.
     granularity, block, hadamard, seed, transposed
@@ -89,8 +92,8 @@ def quantize(
     device = devices.of_id(cupy.cuda.runtime.getDevice())
     if device.compute_capability < spec.FIRST_CAPABILITY:
         raise ValueError(
-            f"x is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or later "
-            "is needed for 8 bits; cufa.quantize(cupy.asnumpy(x)) runs on the CPU"
+            f"{name} is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or "
+            "later is needed for 8 bits; cufa.quantize(cupy.asnumpy({name})) runs on the CPU"
         )
     batch, heads, rows, head_dim = x.shape
     columns, blocks, seq, sequences = columns_of(head_dim), -(-rows // spec.ROWS), rows, batch
@@ -104,11 +107,12 @@ def quantize(
     if x.size == 0 or sequences == 0:
         scales.fill(1), values.fill(0)
         return values, scales, []
-    x = _readable(x)
+    x = _readable(name, x)
     largest, passes = None, [spec.WHOLE]
     if block is None or block > spec.ROWS:
         how = f"granularity={granularity!r}" if block is None else f"block={block}"
-        refuse_memory(f"{how} needs memory of its own", _WAY_OUT)
+        blocks_of_one_pass = f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer"
+        refuse_memory(f"{how} needs memory of its own", blocks_of_one_pass)
         largest, passes = cupy.zeros(scales.shape, np.uint32), [spec.LARGEST, spec.CONVERT]
     parameter = np.zeros(1, spec.SPEC.params)
     p = parameter[0]
@@ -128,15 +132,18 @@ def quantize(
     return values, scales, [Launches(kernels, grid, its.threads, parameter, memory)]
 
 
-def _readable(x: Array) -> Array:
+def _readable(name: str, x: Array) -> Array:
     """Return an array whose rows are aligned, contiguous and of whole chunks: as it is or a copy.
 
     The end of the last chunk of a copy is 0.
     """
     if x.shape[3] % _CHUNK == 0 and x.strides[3] == x.itemsize and are_aligned(x):
         return x
-    what = "x would be copied: its rows are not aligned, contiguous and of whole chunks"
-    refuse_memory(what, _WAY_OUT)
+    what = (
+        f"{name} would be copied: its rows are not aligned and contiguous, or their length is no "
+        f"multiple of {_CHUNK}"
+    )
+    refuse_memory(what, f"{_WAY_OUT} give rows that are")
     import cupy
 
     head_dim = -(-x.shape[3] // _CHUNK) * _CHUNK

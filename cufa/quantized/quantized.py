@@ -121,7 +121,7 @@ class Quantized:
 
         They take no mean, since it would be that of all.
         """
-        check_sequences(self.layout, block, self.mean is not None)
+        check_sequences("cu_seqlens", self.layout, block, self.mean is not None)
         offsets = self.cu_seqlens
         assert offsets is not None
         if offsets.ndim != 1 or offsets.size < 1 or offsets.dtype != np.int32:

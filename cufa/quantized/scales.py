@@ -30,14 +30,14 @@ def check_granularity(granularity: object, block: object) -> int | None:
     return rows
 
 
-def check_sequences(layout: object, block: int | None, smooth: bool) -> None:
-    """Refuse what sequences in blocks of their own do not take."""
+def check_sequences(name: str, layout: object, block: int | None, smooth: bool) -> None:
+    """Refuse what sequences in blocks of their own, by offsets of this name, do not take."""
     if layout != "thd":
-        raise ValueError(f"cu_seqlens: layout must be 'thd', not {layout!r}")
+        raise ValueError(f"{name}: layout must be 'thd', not {layout!r}")
     if block is not None and block > BLOCK:
-        raise ValueError(f"cu_seqlens: block must be {_LEAST_BLOCK} to {BLOCK}, not {block}")
+        raise ValueError(f"{name}: block must be {_LEAST_BLOCK} to {BLOCK}, not {block}")
     if smooth:
-        raise ValueError("cu_seqlens: smooth must be False, since a mean would be that of all")
+        raise ValueError(f"{name}: smooth must be False, since a mean would be that of all")
 
 
 def shape_of_scales(granularity: str, block: int | None, shape: Ints) -> Ints:
