@@ -93,7 +93,7 @@ def quantize(
     if device.compute_capability < spec.FIRST_CAPABILITY:
         raise ValueError(
             f"{name} is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or "
-            "later is needed for 8 bits; cufa.quantize(cupy.asnumpy({name})) runs on the CPU"
+            f"later is needed for 8 bits; cufa.quantize(cupy.asnumpy({name})) runs on the CPU"
         )
     batch, heads, rows, head_dim = x.shape
     columns, blocks, seq, sequences = columns_of(head_dim), -(-rows // spec.ROWS), rows, batch
