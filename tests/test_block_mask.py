@@ -340,7 +340,7 @@ def seen_by_all(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         ((1, True, 5, 5), {}, TypeError, "heads must be an integer"),
         ((1, 1, 5, 5), {"block": 128}, TypeError, r"block must be a tuple \(queries, keys\)"),
         ((1, 1, 5, 5), {"block": (128, 15)}, ValueError, "block must be 16 to 1024, not 15"),
-        ((1, 1, 5, 5), {"block": (128, 1025)}, ValueError, "block must be 1 to 1024"),
+        ((1, 1, 5, 5), {"block": (128, 1025)}, ValueError, "block must be 16 to 1024, not 1025"),
         ((1, 1, 5, 5), {"xp": "numpy"}, TypeError, "xp must be the module"),
         ((2**20, 2**10, 2**10, 2**10), {"block": (16, 16)}, ValueError, "block .* tiles"),
     ],

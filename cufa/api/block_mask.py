@@ -118,9 +118,7 @@ class BlockMask:
         if not isinstance(block, tuple) or len(block) != 2:
             raise TypeError(f"block must be a tuple (queries, keys), not {block!r}")
         # Plain integers, as those of NumPy may have too few bits, or no sign.
-        queries, keys = (check_size("block", n, 1024) for n in block)
-        if min(queries, keys) < 16:
-            raise ValueError(f"block must be 16 to 1024, not {min(queries, keys)}")
+        queries, keys = (check_size("block", n, 1024, least=16) for n in block)
         block = queries, keys
         rows, columns = -(-sizes[2] // queries), -(-sizes[3] // keys)
         if math.prod((*sizes[:2], rows, columns)) >= 2**31:
