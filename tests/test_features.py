@@ -35,7 +35,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **optio
     def replayed(*args: Any) -> None:
         raise Asked(*args[6:8])
 
-    monkeypatch.setattr(calls, "_replayed", replayed)
+    monkeypatch.setattr(calls, "_run_known", replayed)
     with pytest.raises(Asked) as found:
         call(**options)
     return found.value.args
@@ -134,7 +134,9 @@ def test_calls_in_8_bits_are_not_looked_up(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     key_of(monkeypatch, call)
-    monkeypatch.setattr(f"cufa.api.{call.__name__.split('_')[-1]}.other", lambda _: "elsewhere")
+    monkeypatch.setattr(
+        f"cufa.api.{call.__name__.split('_')[-1]}.run_in_8_bits_or_on_cpu", lambda _: "elsewhere"
+    )
     assert call(**options) == "elsewhere"
 
 

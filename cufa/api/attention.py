@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cufa.api.block_mask import BlockMask, mask_mod_of
-from cufa.api.forward import AnyPlan, explained, new, other
+from cufa.api.forward import AnyPlan, explained, run_in_8_bits_or_on_cpu, run_new
 from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
@@ -245,12 +245,12 @@ def attention(
     if dropout_p or seed is not None:
         seed = check_dropout_seed(seed, dropout_p)
     if out_dtype is not None or precision is not None or isinstance(q, np.ndarray):
-        return other(locals())
+        return run_in_8_bits_or_on_cpu(locals())
     if block_mask is not None:
         mask_mod = mask_mod_of(block_mask, mask_mod)
     mods = NOTHING if score_mod is mask_mod is None else trace(score_mod, mask_mod)
     extras = NO_EXTRAS
-    read: tuple[Any, ...] = ()
+    common: tuple[Any, ...] = ()
     no_arrays = (
         alibi_slopes is bias is mask is sinks is block_mask is lengths_k is lengths_q is None
     )
@@ -259,13 +259,13 @@ def attention(
         arrays = alibi_slopes, bias, mask, sinks, block_mask  # as `ARRAYS`
         extras = Extras(arrays, of_lengths, mods.arrays, seed if dropout_p else None)
         has_tiles = block_mask is not None and block_mask.seq_kv > 0
-        read = mods.parts, len(of_lengths), has_tiles, *map(calls.dtype_of, extras.flat)
+        common = mods.parts, len(of_lengths), has_tiles, *map(calls.dtype_of, extras.flat)
     choices = (
         *(return_lse, window, kernel, causal, attention_chunk, softcap, dropout_p, scale),
         *(layout, batch_invariant),
     )
-    result = calls.run(q, k, v, out, choices, read, extras)
-    return new(locals(), choices, read, extras, mods) if result is None else result
+    result = calls.run(q, k, v, out, choices, common, extras)
+    return run_new(locals(), choices, common, extras, mods) if result is None else result
 
 
 @arguments_of(attention)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cufa.api.forward import new, other
+from cufa.api.forward import run_in_8_bits_or_on_cpu, run_new
 from cufa.api.options import Layout, Window
 from cufa.api.other_names import refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
@@ -225,7 +225,7 @@ def decode_padded(
     """
     lengths, block_table, k_scale, v_scale, alibi_slopes, sinks = others
     if isinstance(q, np.ndarray):
-        return other(_named(q, k_cache, v_cache, out, *choices, *others))
+        return run_in_8_bits_or_on_cpu(_named(q, k_cache, v_cache, out, *choices, *others))
     arrays: tuple[Array | None, ...] = ()
     dtypes: tuple[Any, ...] = ()
     if not (alibi_slopes is sinks is None):
@@ -235,12 +235,12 @@ def decode_padded(
     if not (k_scale is v_scale is None):
         scales = k_scale, v_scale
         dtypes = *dtypes, *map(calls.dtype_of, scales)
-    read = "cache", block_table is None, padded, dtypes
+    common = "cache", block_table is None, padded, dtypes
     extras = Extras(arrays, (lengths, block_table), scales=scales)
-    result = calls.run(q, k_cache, v_cache, out, choices, read, extras)
+    result = calls.run(q, k_cache, v_cache, out, choices, common, extras)
     if result is None:
         arguments = _named(q, k_cache, v_cache, out, *choices, *others)
-        result = new(arguments, choices, read, extras, padded=padded)
+        result = run_new(arguments, choices, common, extras, padded=padded)
     return result
 
 

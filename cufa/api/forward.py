@@ -25,16 +25,16 @@ from cufa.tuned import user_table
 AnyPlan = Plan | DecodePlan | Fp8Plan | cpu.Plan
 
 
-def other(arguments: Mapping[str, Any]) -> Any:
+def run_in_8_bits_or_on_cpu(arguments: Mapping[str, Any]) -> Any:
     """Run a call on the CPU, or in 8 bits, by its arguments."""
     call = call_of(arguments)
     return _on_cpu(call) if call.xp is np else fp8_gpu.attention(call)
 
 
-def new(
+def run_new(
     arguments: Mapping[str, Any],
     choices: tuple[Any, ...],
-    read: tuple[Any, ...],
+    common: tuple[Any, ...],
     extras: Extras,
     mods: TracedFunctions = NOTHING,
     padded: bool = False,
@@ -45,7 +45,7 @@ def new(
     ----------
     arguments : mapping
         The arguments of the call, by name.
-    choices, read, extras
+    choices, common, extras
         As in `cufa.launch.calls.run`.
     mods : TracedFunctions
         The caller's functions.
@@ -64,7 +64,7 @@ def new(
         padded=padded,
     )
     q, k, v, out = (given[name] for name in kind.names)
-    return calls.run(q, k, v, out, choices, read, extras, kind)
+    return calls.run(q, k, v, out, choices, common, extras, kind)
 
 
 def explained(arguments: Mapping[str, Any]) -> AnyPlan:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cufa.api.forward import AnyPlan, explained, new, other
+from cufa.api.forward import AnyPlan, explained, run_in_8_bits_or_on_cpu, run_new
 from cufa.api.options import Causal, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
@@ -189,7 +189,7 @@ def attention_varlen(
     if dropout_p or seed is not None:
         seed = check_dropout_seed(seed, dropout_p)
     if out_dtype is not None or precision is not None or isinstance(q, np.ndarray):
-        return other(locals())
+        return run_in_8_bits_or_on_cpu(locals())
     mods = NOTHING if score_mod is mask_mod is None else trace(score_mod, mask_mod)
     arrays = alibi_slopes, bias, mask, sinks, None  # as `ARRAYS`
     offsets = cu_seqlens_q, cu_seqlens_k, seqused_k
@@ -198,9 +198,9 @@ def attention_varlen(
         *(return_lse, window, kernel, causal, attention_chunk, softcap, dropout_p, scale),
         *(max_seqlen_q, max_seqlen_k),
     )
-    read = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
-    result = calls.run(q, k, v, out, choices, read, extras)
-    return new(locals(), choices, read, extras, mods) if result is None else result
+    common = "varlen", mods.parts, *map(calls.dtype_of, extras.flat)
+    result = calls.run(q, k, v, out, choices, common, extras)
+    return run_new(locals(), choices, common, extras, mods) if result is None else result
 
 
 @arguments_of(attention_varlen)

@@ -73,7 +73,7 @@ def run(
     v: Any,
     out: Any,
     choices: tuple[Any, ...],
-    read: Key,
+    common: Key,
     extras: Extras,
     kind: PreparedCalls | None = None,
 ) -> Any:
@@ -86,7 +86,7 @@ def run(
     q, k, v, out : object
     choices : tuple
         The caller's choices: `return_lse`, `window`, `kernel`, then others.
-    read : tuple
+    common : tuple
         The rest of what calls of a kind have in common, such as the dtypes of `extras` and the
         caller's functions.
     extras : Extras
@@ -103,9 +103,9 @@ def run(
     # Types are in the key, too: True == 1, and a known call must not accept what a new one refuses.
     of_window = window is NO_WINDOW or _types_in(window)
     of_kernel = kernel is None or _types_in(kernel)
-    options = choices, (*map(type, choices),), of_window, of_kernel, read
+    options = choices, (*map(type, choices),), of_window, of_kernel, common
     if kind is None:
-        return _replayed(None, q, k, v, out, return_lse, options, extras)
+        return _run_known(None, q, k, v, out, return_lse, options, extras)
     global _ndarray, _current_device
     import cupy
 
@@ -122,7 +122,7 @@ def run(
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
     kind = remember(_prepared, key, kind, _KINDS)
-    result = _replayed(kind, q, k, v, out, return_lse, options, extras, has_gaps)
+    result = _run_known(kind, q, k, v, out, return_lse, options, extras, has_gaps)
     if result is None:
         raise ValueError("an array besides q, k and v begins within an element of its dtype")
     return result
@@ -156,7 +156,7 @@ def nothing(
     return out, lse
 
 
-def _replayed(
+def _run_known(
     checked: PreparedCalls | None,
     q: Any,
     k: Any,
