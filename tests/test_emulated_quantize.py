@@ -14,7 +14,7 @@ from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
 from cufa import device
-from cufa.api.quantize_qkv import together
+from cufa.api.quantize_qkv import quantized_qkv
 from cufa.quantized.transform import COLUMNS
 
 runs = pytest.mark.usefixtures("emulated")
@@ -155,7 +155,8 @@ def test_rows_that_do_not_count_are_zeros(rng: np.random.Generator, transposed: 
     def made(x: Any, used: Any, offsets: Any, layout: str) -> cufa.Quantized:
         name = "v" if transposed else "k"
         how: dict[str, Any] = {"transposed": transposed, "layout": layout}
-        return together({name: x}, {name: offsets}, {name: used}, **how)[name]
+        how["hadamard"] = not transposed
+        return quantized_qkv({name: x}, {name: offsets}, {name: used}, **how)[name]
 
     found = made(on_gpu(x), on_gpu(used), None, "bhsd")
     expected = made(x, used, None, "bhsd")

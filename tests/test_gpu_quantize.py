@@ -9,7 +9,7 @@ import pytest
 from reference import DTYPES
 
 import cufa
-from cufa.api.quantize_qkv import together
+from cufa.api.quantize_qkv import quantized_qkv
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +114,7 @@ def test_lengths_right_behind_the_kernel_that_writes_them(
 
     def call() -> list[Any]:
         each = dict.fromkeys("qkv", used)
-        made = together(arrays, none, each, transposed=True, layout="bhsd")
+        made = quantized_qkv(arrays, none, each, hadamard=True, transposed=True)
         return [x.values for x in made.values()]
 
     expected = []

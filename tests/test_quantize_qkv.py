@@ -89,12 +89,12 @@ def test_launches_overlap_when_one_has_waited(
     """The first launch waits for what is in front of the call, and so for all of its arrays."""
     seen: list[list[bool]] = []
 
-    def launch(arrays: list[Launches]) -> None:
+    def run(arrays: list[Launches]) -> None:
         launched(arrays)
         seen.append([bool(each.parameter["overlaps"][0]) for each in arrays])
 
-    launched = quantize_qkv.launch.launch
-    monkeypatch.setattr(quantize_qkv.launch, "launch", launch)
+    launched = quantize_qkv.launch.run
+    monkeypatch.setattr(quantize_qkv.launch, "run", run)
     q, k, v = map(on_gpu, drawn(rng, 1, 2, 40, 64))
     cufa.quantize_qkv(q, k, v)
     cufa.quantize_qkv(q[:, :, :0], k, v)

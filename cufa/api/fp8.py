@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.api.quantize import OFFSETS
-from cufa.api.quantize_qkv import together
+from cufa.api.quantize_qkv import quantized_qkv
 from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
@@ -104,7 +104,8 @@ class Fp8(NamedTuple):
         offsets = {name: lengths.get(OFFSETS[name]) for name in self.given}
         used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
         used = {"q": lengths.get("lengths_q"), "k": used_k, "v": used_k}
-        return together(self.given, offsets, used, transposed=transposed, layout=self.layout)
+        how: dict[str, Any] = {"transposed": transposed, "layout": self.layout}
+        return quantized_qkv(self.given, offsets, used, hadamard=True, **how)
 
     def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
         """Return a call on NumPy arrays like these as that of these.

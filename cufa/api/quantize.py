@@ -114,7 +114,7 @@ def quantize(
     how = granularity, block, hadamard, seed, smooth, transposed, layout
     launches: list[launch.Launches] = []
     made = quantized("x", x, launches, *how, cu_seqlens)
-    launch.launch(launches)
+    launch.run(launches)
     return made
 
 

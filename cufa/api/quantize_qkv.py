@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from cufa.api.quantize import Granularity, quantized
 from cufa.arrays import AnyArray, Array, module_of_all
@@ -52,7 +52,7 @@ def quantize_qkv(
     Raises
     ------
     TypeError, ValueError
-        What `quantize` raises; arrays of different modules; offsets of q without those of k.
+        As in `quantize`; arrays of different modules; offsets of q without those of k.
 
     Examples
     --------
@@ -68,11 +68,11 @@ def quantize_qkv(
         given, needed = ("q", "k") if cu_seqlens_k is None else ("k", "q")
         raise ValueError(f"cu_seqlens_{needed} is needed with cu_seqlens_{given}")
     offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
-    made = together(
+    made = quantized_qkv(
         arrays,
         offsets,
-        transposed=True,
         hadamard=check_flag("hadamard", hadamard),
+        transposed=True,
         granularity=granularity,
         block=block,
         seed=seed,
@@ -81,22 +81,19 @@ def quantize_qkv(
     return made["q"], made["k"], made["v"]
 
 
-def together(
+def quantized_qkv(
     arrays: Mapping[str, Array],
     offsets: Mapping[str, Array | None],
     used: Mapping[str, Array | None] | None = None,
     *,
+    hadamard: bool,
     transposed: bool,
-    layout: str,
-    hadamard: bool = True,
-    granularity: str = "block",
-    block: int | None = None,
-    seed: int = 0,
+    **how: Any,
 ) -> dict[str, Quantized]:
     """Return q, k and v in 8 bits.
 
     `hadamard` applies to q and k, `transposed` to v. `offsets` and `used` are by array: they are
-    `cu_seqlens` and `used` of `quantized`.
+    `cu_seqlens` and `used` of `quantized`, and `how` are others of its arguments.
     """
     launches: list[launch.Launches] = []
     made = {
@@ -104,16 +101,13 @@ def together(
             name,
             x,
             launches,
-            granularity,
-            block,
-            hadamard and name != "v",
-            seed,
+            hadamard=hadamard and name != "v",
             transposed=transposed and name == "v",
-            layout=layout,
             cu_seqlens=offsets[name],
             used=used[name] if used else None,
+            **how,
         )
         for name, x in arrays.items()
     }
-    launch.launch(launches)
+    launch.run(launches)
     return made

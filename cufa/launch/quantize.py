@@ -33,7 +33,7 @@ class Launches(NamedTuple):
         Blocks, and threads of a block.
     parameter : numpy.ndarray, (1,)
     memory : tuple of cupy.ndarray or None
-        What the launches read, which must live until they are in the stream.
+        Arrays that the launches read: they must live until these are in the stream.
     """
 
     passes: list[Instance]
@@ -43,7 +43,7 @@ class Launches(NamedTuple):
     memory: tuple[Array | None, ...]
 
 
-def launch(launches: Sequence[Launches]) -> None:
+def run(launches: Sequence[Launches]) -> None:
     """Quantise arrays on the current device and stream.
 
     All memory of all arrays must exist before. Then no array depends on the launch of another one.
@@ -111,8 +111,8 @@ def quantize(
     largest, passes = None, [spec.WHOLE]
     if block is None or block > spec.ROWS:
         how = f"granularity={granularity!r}" if block is None else f"block={block}"
-        blocks_of_one_pass = f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer"
-        refuse_memory(f"{how} needs memory of its own", blocks_of_one_pass)
+        what = f"{how} needs memory of its own"
+        refuse_memory(what, f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer")
         largest, passes = cupy.zeros(scales.shape, np.uint32), [spec.LARGEST, spec.CONVERT]
     parameter = np.zeros(1, spec.SPEC.params)
     p = parameter[0]
@@ -133,9 +133,9 @@ def quantize(
 
 
 def _readable(name: str, x: Array) -> Array:
-    """Return an array whose rows are aligned, contiguous and of whole chunks: as it is or a copy.
+    """Return an array whose rows are aligned, contiguous and whole chunks: as it is or a copy.
 
-    The end of the last chunk of a copy is 0.
+    A chunk is `_CHUNK` columns. The end of the last one of a copy is 0.
     """
     if x.shape[3] % _CHUNK == 0 and x.strides[3] == x.itemsize and are_aligned(x):
         return x
