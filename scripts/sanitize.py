@@ -290,10 +290,7 @@ def _long() -> Iterator[cupy.ndarray]:
     """Long sequences, and a short one among them: equal shares, in which a unit's end counts."""
     lengths = cupy.asarray(np.array((8001, 4100, 6000, 1, 8192), np.int32))
     for dtype, d, heads in (("bfloat16", 128, 32), ("float16", 256, 16)):
-        q, k = (
-            cupy.random.standard_normal((5, heads, n, d), dtype=np.float32).astype(_DTYPES[dtype])
-            for n in (1, 8192)
-        )
+        q, k = (_random(dtype, 5, heads, n, d) for n in (1, 8192))  # made on the host, as above
         yield cufa.decode(q, k, k, lengths=lengths, return_lse=True)
 
 

@@ -33,7 +33,7 @@ class Cache(NamedTuple):
         return Cache(self.values.swapaxes(1, 2), self.scales.swapaxes(1, 2))
 
 
-def quantised8(x: np.ndarray, kind: str) -> Cache:
+def quantized8(x: np.ndarray, kind: str) -> Cache:
     """Return (b, h, s, d) numbers as a cache whose largest value of each key is used."""
     most = np.float32(127 if kind == "int8" else 448)
     x = x.astype(np.float32)

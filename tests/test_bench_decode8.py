@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from benchmarks.cells import Cell
 from benchmarks.race import Budget
-from eight_bits import Cache, quantised8
+from eight_bits import Cache, quantized8
 from test_bench_decode import VARIANT
 from test_bench_tables import PlayedClock, page_of
 
@@ -41,7 +41,7 @@ def test_caches_of_8_bits(
     monkeypatch.setattr(decode8, "cupy", np)
     x = rng.standard_normal((2, 3, 50, 64), np.float32)
     found = Cache(*decode8.quantized(x, kind))
-    expected = quantised8(x, "uint8" if kind == "fp8" else "int8")
+    expected = quantized8(x, "uint8" if kind == "fp8" else "int8")
     np.testing.assert_allclose(found.scales, expected.scales, rtol=1e-6)
     assert found.values.dtype == expected.values.dtype
     error, least = (np.abs(cache.numbers - x).max() for cache in (found, expected))

@@ -484,7 +484,7 @@ def test_a_variant_that_does_not_compile_is_one_line(
 
 
 def test_8_bits(builder: Builder) -> None:
-    """The kernels are those of a call, quantisation included."""
+    """The kernels are those of a call, quantization included."""
     words = ("compile", "--arch", "sm_90a", "--precision", "fp8", "--dtype", "bfloat16", "--causal")
     assert cli.main((*words, "--softcap", "30", "--for", "1,2,300,100")) == 0
     shapes = ((1, 2, 300, 100),) * 3

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from eight_bits import E4M3, KINDS, Cache, in_pages8, poisoned8, quantised8
+from eight_bits import E4M3, KINDS, Cache, in_pages8, poisoned8, quantized8
 from reference import DTYPES, random_inputs
 from test_decode import LENGTHS, assert_each_accepted
 
@@ -27,7 +27,7 @@ def test_lengths_that_differ(rng: np.random.Generator, layout: str, kind: str, d
     """As attention in float64 over what bytes and scales stand for; NaN is in all else."""
     b, hk, hq, sq = len(LENGTHS), 2, 6, 3
     q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=350, d=40, dv=24)
-    caches = quantised8(k, kind), quantised8(v, kind)
+    caches = quantized8(k, kind), quantized8(v, kind)
     k, v = (cache.numbers for cache in caches)
     lengths = np.array(LENGTHS)
     k8, v8 = (poisoned8(cache, LENGTHS) for cache in caches)
@@ -47,7 +47,7 @@ def test_lengths_that_differ(rng: np.random.Generator, layout: str, kind: str, d
 @pytest.mark.parametrize("kind", KINDS)
 def test_features(rng: np.random.Generator, kind: str) -> None:
     q, k, v = random_inputs(rng, "float32", b=2, hq=6, hk=3, sq=4, sk=200, d=32)
-    caches = quantised8(k, kind), quantised8(v, kind)
+    caches = quantized8(k, kind), quantized8(v, kind)
     options: dict[str, Any] = {
         "window": (50, None),
         "softcap": 5.0,
@@ -63,7 +63,7 @@ def test_features(rng: np.random.Generator, kind: str) -> None:
 
 def test_scales_of_any_strides_and_read_only_memory(rng: np.random.Generator) -> None:
     q, k, v = random_inputs(rng, "float32", b=2, hq=4, hk=2, sq=1, sk=100, d=16)
-    caches = quantised8(k, "int8"), quantised8(v, "int8")
+    caches = quantized8(k, "int8"), quantized8(v, "int8")
     expected = decode8(q, *caches)
     strided = []
     for values, scales in caches:
@@ -93,7 +93,7 @@ def test_memory_does_not_grow_with_the_keys() -> None:
 
 def test_a_scale_of_zero_and_bytes_of_nan(rng: np.random.Generator) -> None:
     q, k, v = random_inputs(rng, "float32", b=1, hq=2, hk=1, sq=1, sk=90, d=16)
-    k8, v8 = quantised8(k, "uint8"), quantised8(v, "uint8")
+    k8, v8 = quantized8(k, "uint8"), quantized8(v, "uint8")
     k8.scales[:], v8.scales[..., 3:] = 0, 0
     out = decode8(q, k8, v8)
     np.testing.assert_allclose(out[0, 0, 0], v8.numbers[0, 0, :3].sum(axis=0) / 90, rtol=1e-5)

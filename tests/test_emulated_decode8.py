@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eight_bits import E4M3, Cache, assert_every_byte, in_pages8, poisoned8, quantised8
+from eight_bits import E4M3, Cache, assert_every_byte, in_pages8, poisoned8, quantized8
 from emulated import FOLDERS, LANES, Emulator, load_shared, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
@@ -54,7 +54,7 @@ def checked8(
     q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
     if scaled_by is not None:
         v = v.astype(np.float32) * scaled_by[:, None]
-    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    k8, v8 = quantized8(k, kind), quantized8(v, kind)
     k, v = k8.numbers, v8.numbers
     firsts = firsts_of(lengths, sq, options)
     given: dict[str, Any] = {"lengths": on_gpu(np.array(lengths, np.int32)), "layout": layout}
@@ -248,7 +248,7 @@ def test_queries_with_numbers_that_differ(
     q = q.astype(DTYPES[dtype])
     if unseen:
         k[..., 5] = 0
-    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    k8, v8 = quantized8(k, kind), quantized8(v, kind)
     lengths = on_gpu(np.array([300], np.int32))
     out, lse = decode8(on_gpu(q), k8, v8, lengths=lengths, return_lse=True)
     assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [300])
@@ -263,7 +263,7 @@ def test_the_largest_sums_of_integers(rng: np.random.Generator, d: int, dtype: s
     values = np.full((1, 1, 20, d), -128, np.int8)
     values[0, 0, ::2], values[0, 0, 1, : d // 2] = 127, 0
     k8 = Cache(values, np.exp2(rng.uniform(-14, -10, (1, 1, 20))).astype(np.float32))
-    v8 = quantised8(v, "int8")
+    v8 = quantized8(v, "int8")
     for rows in (1, 7, 8, 9, 15, 16, 17):
         some = q[:, :rows].copy()
         out, lse = decode8(on_gpu(some), k8, v8, return_lse=True)
@@ -277,7 +277,7 @@ def test_tiny_and_huge_queries(rng: np.random.Generator, exponent: int) -> None:
     q = q.astype(np.float32) * np.float32(2.0**exponent)
     q[0, 5], q[0, 6] = 0, np.float32(2.0**-126)
     q = q.astype(DTYPES["bfloat16"])
-    k8, v8 = quantised8(k, "int8"), quantised8(v, "int8")
+    k8, v8 = quantized8(k, "int8"), quantized8(v, "int8")
     k8 = k8._replace(scales=k8.scales * np.float32(2.0**-exponent))
     out, lse = decode8(on_gpu(q), k8, v8, return_lse=True)
     assert_each_accepted(out.get(), lse.get(), q, k8.numbers, v8.numbers, [100])
@@ -300,7 +300,7 @@ def test_a_query_that_is_not_finite_is_its_rows_alone(
     rng: np.random.Generator, number: float, dtype: str, kind: str
 ) -> None:
     q, k, v = random_inputs(rng, dtype, b=1, hq=24, hk=2, sq=1, sk=50, d=64)
-    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    k8, v8 = quantized8(k, kind), quantized8(v, kind)
     expected = decode8(on_gpu(q), k8, v8).get().astype(np.float32)
     q[0, [3, 20], 0, 7] = number
     found = decode8(on_gpu(q), k8, v8).get().astype(np.float32)
@@ -321,7 +321,7 @@ def test_every_byte(dtype: str, kind: str) -> None:
 def test_a_sequence_has_the_same_bits_in_any_batch(rng: np.random.Generator) -> None:
     """With a number of splits: what else there is makes no difference."""
     q, k, v = random_inputs(rng, "float16", b=3, hq=8, hk=2, sq=1, sk=300, d=64)
-    k8, v8 = quantised8(k, "int8"), quantised8(v, "int8")
+    k8, v8 = quantized8(k, "int8"), quantized8(v, "int8")
     lengths = np.array([211, 300, 5], np.int32)
 
     def decoded(part: slice) -> np.ndarray:
@@ -338,7 +338,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(rng: np.random.Generator) -> 
 def test_calls_that_come_again(gpu: Gpu, rng: np.random.Generator) -> None:
     """With other strides and dtypes of scales, without them, and with odd addresses."""
     q, k, v = random_inputs(rng, "bfloat16", b=2, hq=8, hk=2, sq=1, sk=100, d=64)
-    k8, v8 = quantised8(k, "uint8"), quantised8(v, "uint8")
+    k8, v8 = quantized8(k, "uint8"), quantized8(v, "uint8")
     given = on_gpu(q)
     expected = decode8(given, k8, v8).get()
     for _ in range(2):

@@ -14,7 +14,7 @@ import pytest
 from emulated import FOLDERS, Emulator, emulate, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, on_gpu
-from quantised import E4M3, LARGEST, quantised, transposed
+from quantized import E4M3, LARGEST, quantized, transposed
 from reference import DTYPES, oracle
 from shared_libraries import Sources
 
@@ -90,14 +90,14 @@ def computed(
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the result and the log-sum-exp, and those of the oracle for the same 8 bits."""
-    quantised_all = [quantised(x, block) for x, block in zip((q, k, v), blocks, strict=True)]
+    quantized_all = [quantized(x, block) for x, block in zip((q, k, v), blocks, strict=True)]
     like = [np.broadcast_to(np.zeros((), DTYPES[dtype]), x.shape) for x in (q, k, v)]
     given = dict(zip("qkv", like, strict=True))
     problem, _ = parse({**given, "sinks": sinks, "return_lse": True, **options}, np)
     extras = Extras() if sinks is None else Extras((None, None, None, on_gpu(sinks), None))
     operands = [
         fp8.Operand(on_gpu(transposed(values) if i == 2 else values), on_gpu(scales), block)
-        for i, ((values, scales, _), block) in enumerate(zip(quantised_all, blocks, strict=True))
+        for i, ((values, scales, _), block) in enumerate(zip(quantized_all, blocks, strict=True))
     ]
     out = played_gpu.Array((*q.shape[:3], v.shape[3]), DTYPES[dtype])
     lse = played_gpu.Array(q.shape[:3], np.float32)
@@ -105,7 +105,7 @@ def computed(
     fp8.attention(plan, problem, fp8.Operands(*operands), out, lse, extras)
     if sinks is not None:
         options["sinks"] = sinks
-    expected, expected_lse = oracle(*(x for _, _, x in quantised_all), **options)
+    expected, expected_lse = oracle(*(x for _, _, x in quantized_all), **options)
     return out.host.astype(np.float64), lse.host, expected, expected_lse
 
 
@@ -177,7 +177,7 @@ def test_error_does_not_grow_with_the_keys(rng: np.random.Generator) -> None:
 def test_the_scale_of_all(rng: np.random.Generator) -> None:
     """One scale stands for all heads and batches."""
     x = rng.standard_normal((2, 2, 130, 64))
-    values, scales, _ = quantised(x.reshape(1, 1, -1, 64), None)
+    values, scales, _ = quantized(x.reshape(1, 1, -1, 64), None)
     q = fp8.Operand(on_gpu(values.reshape(x.shape)), on_gpu(scales), None)
     assert q.numbers == (0, 31)
     v = q._replace(values=on_gpu(transposed(values.reshape(x.shape))))

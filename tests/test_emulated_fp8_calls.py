@@ -617,7 +617,7 @@ def test_captures_take_no_memory_of_their_own(hopper: Gpu) -> None:
     x8, v8 = cufa.quantize(x), cufa.quantize(x, transposed=True)
     hopper.stream = Stream(capturing=True)
     for name, arrays, options in (
-        ("precision: q, k and v would be quantised", (x, x, x), {"precision": "fp8"}),
+        ("precision: q, k and v would be quantized", (x, x, x), {"precision": "fp8"}),
         ("v: it would be transposed", (x8, x8, x8), {"out_dtype": np.float16}),
         ("scale: it is -1.0", (x8, x8, v8), {"out_dtype": np.float16, "scale": -1.0}),
     ):

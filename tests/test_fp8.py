@@ -220,7 +220,7 @@ def test_what_is_behind_a_length_changes_no_scale(rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "layout"), [((2, 4, 50, 64), "bhsd"), ((2, 50, 4, 64), "bshd")])
-def test_precision_quantises_first(
+def test_precision_quantizes_first(
     rng: np.random.Generator, dtype: str, shape: tuple[int, ...], layout: Any
 ) -> None:
     q, k, v = (rng.standard_normal(shape, np.float32).astype(DTYPES[dtype]) for _ in range(3))
@@ -236,7 +236,7 @@ def test_precision_quantises_first(
     assert np.array_equal(found, expected)
     wide = cufa.attention(q, k, v, precision="fp8", out_dtype=np.float32, **options)
     assert np.array_equal(wide.astype(q.dtype), found)
-    cufa.attention(q, k, v, precision="fp8", out=q, **options)  # it is quantised before
+    cufa.attention(q, k, v, precision="fp8", out=q, **options)  # it is quantized before
     assert np.array_equal(q, found)
 
 

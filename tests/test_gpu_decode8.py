@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eight_bits import Cache, assert_every_byte, in_pages8, poisoned8, quantised8
+from eight_bits import Cache, assert_every_byte, in_pages8, poisoned8, quantized8
 from reference import Expected, random_inputs, to_host
 from score_arrays import DECODE_FEATURES, options_of
 from test_decode import assert_each_accepted, firsts_of
@@ -47,7 +47,7 @@ def checked(
 ) -> None:
     b, capacity = len(lengths), max(lengths)
     q, k, v = random_inputs(rng, dtype, b=b, hq=hq, hk=hk, sq=sq, sk=capacity, d=d, dv=dv)
-    k8, v8 = quantised8(k, kind), quantised8(v, kind)
+    k8, v8 = quantized8(k, kind), quantized8(v, kind)
     k, v = k8.numbers, v8.numbers
     firsts = firsts_of(lengths, sq, options)
     given: dict[str, Any] = {"lengths": np.array(lengths, np.int32), **options}
@@ -101,7 +101,7 @@ def test_scales_of_v_that_differ(cupy: Any, rng: np.random.Generator, kind: str)
     q, k, v = random_inputs(rng, "float16", b=1, hq=8, hk=2, sq=1, sk=4000, d=128)
     for exponents in (np.linspace(0, 1, 4000), np.linspace(1, 0, 4000)):
         by = (5 * 1000.0**exponents).astype(np.float32)
-        k8, v8 = quantised8(k, kind), quantised8(v.astype(np.float32) * by[:, None], kind)
+        k8, v8 = quantized8(k, kind), quantized8(v.astype(np.float32) * by[:, None], kind)
         out, lse = decode8(cupy, q, k8, v8, return_lse=True)
         Expected(q, k8.numbers, v8.numbers, causal=True).assert_accepts(out, lse)
 
@@ -114,7 +114,7 @@ def test_every_byte(cupy: Any, dtype: str, kind: str) -> None:
 
 def test_a_graph_follows_lengths_and_scales(cupy: Any, rng: np.random.Generator) -> None:
     q, k, v = random_inputs(rng, "bfloat16", b=3, hq=8, hk=2, sq=1, sk=2000, d=128)
-    k8, v8 = quantised8(k, "int8"), quantised8(v, "int8")
+    k8, v8 = quantized8(k, "int8"), quantized8(v, "int8")
     arrays = [cupy.asarray(x) for x in (q, k8.values, v8.values)]
     scales = {"k_scale": cupy.asarray(k8.scales), "v_scale": cupy.asarray(v8.scales)}
     lengths = cupy.asarray(np.array([2000, 5, 800], np.int32))

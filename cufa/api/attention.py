@@ -173,7 +173,7 @@ def attention(
         Dtype of the result of a call in 8 bits: float16, bfloat16, or on NumPy arrays float32.
         Needed if q, k and v are `cufa.Quantized`; with `precision`, the dtype of q by default.
     precision : {"fp8"}, optional
-        Quantises q, k and v to 8 bits first, as `cufa.quantize` does by default, but q and k with
+        Quantizes q, k and v to 8 bits first, as `cufa.quantize` does by default, but q and k with
         ``hadamard=True``. CuPy arrays need a Hopper GPU; ``docs/guide/fp8.md`` lists what runs
         there.
     kernel : str or Variant, optional

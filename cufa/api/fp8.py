@@ -79,7 +79,7 @@ class Fp8(NamedTuple):
     Attributes
     ----------
     given : dict
-        q, k and v: three of `Quantized`, or three arrays, which are quantised: in blocks, and q and
+        q, k and v: three of `Quantized`, or three arrays, which are quantized: in blocks, and q and
         k with a transform.
     is_quantized : bool
         Whether the arrays are of `Quantized`.
@@ -94,10 +94,10 @@ class Fp8(NamedTuple):
     def arrays(
         self, lengths: Mapping[str, Array | None], transposed: bool = False
     ) -> dict[str, Quantized]:
-        """Return q, k and v in 8 bits; v may be `transposed` if it is quantised here.
+        """Return q, k and v in 8 bits; v may be `transposed` if it is quantized here.
 
         Rows that do not count by the `lengths` of the call, given by argument, change no scale of
-        arrays that are quantised here.
+        arrays that are quantized here.
         """
         if self.is_quantized:
             return self.given

@@ -89,7 +89,7 @@ def attention(call: Call) -> Any:
     if problem.is_empty:
         return nothing(problem, layout_of(given), given["q"], out, given["return_lse"])
     if not fp8.is_quantized:
-        _refuse_capture("precision", "q, k and v would be quantised: give what cufa.quantize makes")
+        _refuse_capture("precision", "q, k and v would be quantized: give what cufa.quantize makes")
     elif out is not None:
         for name, x in fp8.given.items():
             check_apart("out", out, {name: x.values, f"{name}.scales": x.scales})

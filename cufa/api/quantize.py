@@ -36,7 +36,7 @@ def quantize(
     layout: Literal["bhsd", "bshd", "thd"] = "bhsd",
     cu_seqlens: AnyArray | None = None,
 ) -> Quantized:
-    """Quantise queries, keys or values to 8-bit floating point (e4m3) with float32 scales.
+    """Quantize queries, keys or values to 8-bit floating point (e4m3) with float32 scales.
 
     `cufa.attention` takes the results in place of q, k and v. For `cufa.decode`, use a cache with
     ``dtype="fp8"`` or ``"int8"``.

@@ -25,7 +25,7 @@ def quantize_qkv(
     cu_seqlens_q: AnyArray | None = None,
     cu_seqlens_k: AnyArray | None = None,
 ) -> tuple[Quantized, Quantized, Quantized]:
-    """Quantise queries, keys and values for `attention`, as ``precision="fp8"`` does.
+    """Quantize queries, keys and values for `attention`, as ``precision="fp8"`` does.
 
     The results are those of `quantize`: q and k with `hadamard`, v with ``transposed=True``. With
     blocks of 128 rows or fewer the launches overlap on Hopper and later, in the legacy default

@@ -67,7 +67,7 @@ class KVCache(Cache):
     replay, if `extend` is called before it.
 
     In 8 bits, `append` and `write` take keys and values of float16, bfloat16 or float32, and
-    quantise what the rotary embedding gives in float32. Each token has a float32 scale in each K/V
+    quantize what the rotary embedding gives in float32. Each token has a float32 scale in each K/V
     head: its row's largest magnitude divided by 448 (fp8) or 127 (int8), at least 2^-126, and 1
     where all are 0; numbers are rounded to the nearest, ties to even. NaN and infinities become
     NaN; in fp8 they do not change the scale, and in int8 all of the row becomes NaN. `decode` takes

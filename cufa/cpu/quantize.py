@@ -1,4 +1,4 @@
-"""Quantisation of NumPy arrays, head by head."""
+"""Quantization of NumPy arrays, head by head."""
 
 from __future__ import annotations
 

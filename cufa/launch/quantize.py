@@ -18,13 +18,13 @@ from cufa.quantized.transform import columns_of, sign_bits
 from cufa.specs import quantize as spec
 from cufa.specs.instance import Instance
 
-_WAY_OUT = "quantise it before the capture, or"
+_WAY_OUT = "quantize it before the capture, or"
 _CHUNK = 8  # columns; rows have a multiple of it
 _ALL = 31  # log2 of the rows of a block that is all of a head
 
 
 class Launches(NamedTuple):
-    """The launches that quantise an array, one after the other.
+    """The launches that quantize an array, one after the other.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Launches(NamedTuple):
 
 
 def run(launches: Sequence[Launches]) -> None:
-    """Quantise arrays on the current device and stream.
+    """Quantize arrays on the current device and stream.
 
     All memory of all arrays must exist before. Then no array depends on the launch of another one.
     A launch of one pass begins while the one in front still runs, and ends after it, where launches

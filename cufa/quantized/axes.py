@@ -1,4 +1,4 @@
-"""Orders of the axes of arrays that are quantised, and (batch, heads, seq, head_dim)."""
+"""Orders of the axes of arrays that are quantized, and (batch, heads, seq, head_dim)."""
 
 from __future__ import annotations
 

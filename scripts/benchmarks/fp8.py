@@ -1,4 +1,4 @@
-"""Attention in 8 bits: the kernel alone and with its quantisation, and peers, by graph replay."""
+"""Attention in 8 bits: the kernel alone and with its quantization, and peers, by graph replay."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ MAKERS: dict[str, Maker] = {
 
 
 def quantized(operands: Operands) -> tuple[cufa.Quantized, cufa.Quantized, cufa.Quantized]:
-    """Return q, k and v as ``precision="fp8"`` quantises them."""
+    """Return q, k and v as ``precision="fp8"`` quantizes them."""
     return cufa.quantize_qkv(operands.q, operands.k, operands.v)
 
 
 class EightBits(Contestants):
-    """cufa in 8 bits, on arrays that are quantised before the call, and its peers.
+    """cufa in 8 bits, on arrays that are quantized before the call, and its peers.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
-    ``from_16_bits`` is the speed with the quantisation of q, k and v, whose own one is
+    ``from_16_bits`` is the speed with the quantization of q, k and v, whose own one is
     ``quantize_gbs``: bytes that are read and written in a second.
     """
     rng = cupy.random.default_rng(seed)

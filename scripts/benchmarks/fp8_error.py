@@ -26,7 +26,7 @@ Arrays = tuple[Any, Any, Any]
 
 
 class Method(NamedTuple):
-    """How arrays are quantised, and by what they are attended."""
+    """How arrays are quantized, and by what they are attended."""
 
     kernel: str
     granularity: str

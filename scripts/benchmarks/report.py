@@ -185,10 +185,10 @@ def _fp8_parts(rows: Sequence[Row]) -> list[str]:
         **CELL,
         "from 16 bits": lambda row: f"{row['from_16_bits']:.1f}",
         "by cufa_bf16": _times_16_bits,
-        "quantise, GB/s": lambda row: f"{row['quantize_gbs']:.0f}",
+        "quantize, GB/s": lambda row: f"{row['quantize_gbs']:.0f}",
         **figures(names, "_rmse", " rmse", ".2e"),
     }
-    text = "With the quantisation of q, k and v, TFLOP/s; and root mean square errors:"
+    text = "With the quantization of q, k and v, TFLOP/s; and root mean square errors:"
     return [f"{text}\n\n{table_of(rows, columns)}"]
 
 
@@ -209,7 +209,7 @@ def _fp8_errors(rows: Sequence[Row]) -> str:
 
 
 def _times_16_bits(row: Row) -> str:
-    """Return how many times as fast cufa is, quantisation included, as in 16 bits."""
+    """Return how many times as fast cufa is, quantization included, as in 16 bits."""
     other = row["peers"].get("cufa_bf16")
     return "" if other is None else f"{row['from_16_bits'] / other:.2f}"
 

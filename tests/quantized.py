@@ -10,7 +10,7 @@ LARGEST = 448
 KEYS = 128  # of a block of V
 
 
-def quantised(x: np.ndarray, block: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quantized(x: np.ndarray, block: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bytes of (b, h, s, d) numbers, their scales, and what they then stand for."""
     b, h, s, _ = x.shape
     rows = s if block is None else block
