@@ -18,10 +18,20 @@ import pytest
 from reference import DTYPES, oracle
 
 from cufa import device
-from cufa.api import arguments
+from cufa.api import arguments, fp8_known
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
-from cufa.launch import append, calls, clear_rows, counters, params, scratch, tensor_map
+from cufa.launch import (
+    append,
+    calls,
+    clear_rows,
+    counters,
+    fp8,
+    params,
+    quantize,
+    scratch,
+    tensor_map,
+)
 from cufa.problem.parse import parse
 from cufa.specs import KERNELS
 from cufa.specs.backward_variant import BackwardVariant
@@ -568,6 +578,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_prepared", {})
     monkeypatch.setattr(append, "_prepared", {})
+    monkeypatch.setattr(quantize, "_prepared", {})
+    monkeypatch.setattr(fp8, "_prepared", {})
+    monkeypatch.setattr(fp8_known, "_known", {})
     clear_rows._prepared.cache_clear()
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})

@@ -21,7 +21,7 @@ from shared_libraries import Sources
 from cufa import device
 from cufa.launch import fp8
 from cufa.planner.fp8 import plan_fp8
-from cufa.problem.extras import Extras
+from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.parse import parse
 from cufa.specs.fp8_wgmma import HEAD_DIMS
 
@@ -102,11 +102,19 @@ def computed(
     out = played_gpu.Array((*q.shape[:3], v.shape[3]), DTYPES[dtype])
     lse = played_gpu.Array(q.shape[:3], np.float32)
     plan = plan_fp8(problem, device.of_id(0))
-    fp8.attention(plan, problem, fp8.Operands(*operands), out, lse, extras)
+    launched(plan, problem, fp8.Operands(*operands), out, lse, extras)
     if sinks is not None:
         options["sinks"] = sinks
     expected, expected_lse = oracle(*(x for _, _, x in quantized_all), **options)
     return out.host.astype(np.float64), lse.host, expected, expected_lse
+
+
+def launched(
+    plan: Any, problem: Any, operands: Any, out: Any, lse: Any, extras: Any = NO_EXTRAS
+) -> None:
+    launch = fp8.prepared(plan, problem, operands, out, extras)
+    q, k, v = operands
+    launch(*fp8.addresses(q, k, v, out, lse), *extras.addresses(plan.variant))
 
 
 def check(found: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], lse_error: float) -> None:
@@ -185,7 +193,7 @@ def test_the_scale_of_all(rng: np.random.Generator) -> None:
     problem, _ = parse(dict.fromkeys("qkv", like), np)
     out = played_gpu.Array(x.shape, np.float16)
     plan = plan_fp8(problem, device.of_id(0))
-    fp8.attention(plan, problem, fp8.Operands(q, q, v), out, None)
+    launched(plan, problem, fp8.Operands(q, q, v), out, None)
     stored = values.view(E4M3).reshape(x.shape).astype(np.float64) * scales
     expected, _ = oracle(stored, stored, stored)
     error = np.sqrt(((out.host - expected) ** 2).mean() / (expected**2).mean())

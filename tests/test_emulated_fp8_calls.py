@@ -631,3 +631,25 @@ def test_captures_take_no_memory_of_their_own(hopper: Gpu) -> None:
         cufa.quantize(x, granularity="head")
     attention(x8, cufa.quantize(x), v8, out_dtype=np.float16)
     assert [each.kernel for each in hopper.launches[-2:]] == ["quantize", "fp8_wgmma"]
+
+
+@runs
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@exhaustive("fp8")
+def test_a_call_like_an_earlier_one(hopper: Gpu, rng: np.random.Generator, layout: Any) -> None:
+    """It computes with its own arrays."""
+    options: dict[str, Any] = {"causal": True, "return_lse": True, "layout": layout}
+    for _ in range(2):
+        arrays = [*drawn(rng, "float16", (2, 4, 2, 70, 130), 64, 64)]
+        if layout == "bshd":
+            arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+        q, k, v = there = [on_gpu(x) for x in arrays]
+        expected, expected_lse = attention(*arrays, precision="fp8", **options)
+        eights = cufa.quantize_qkv(q, k, v, layout=layout)
+        for out, lse in (
+            attention(*there, precision="fp8", **options),
+            attention(*eights, out_dtype=np.float16, **options),
+        ):
+            assert_agrees(out.get(), expected)
+            assert_same(lse.get(), expected_lse)
+    assert hopper.parsed == 4  # two on the CPU

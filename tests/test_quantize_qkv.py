@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from played_gpu import Gpu, Stream, on_gpu
 from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
-from cufa.api import quantize_qkv
-from cufa.launch.quantize import Launches
+from cufa.compiler import jit
+from cufa.specs import quantize as spec
+from cufa.specs.structs import numbers_of
 
 CALL: Any = cufa.quantize_qkv
 OFFSETS = np.array([0, 7, 135, 300], np.int32)
@@ -87,22 +89,33 @@ def test_launches_overlap_when_one_has_waited(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first launch waits for what is in front of the call, and so for all of its arrays."""
-    seen: list[list[bool]] = []
+    seen: list[int] = []  # by launch
+    place = {name: offset for name, offset, _ in numbers_of(spec.SPEC.params)}["overlaps"]
 
-    def run(arrays: list[Launches]) -> None:
-        launched(arrays)
-        seen.append([bool(each.parameter["overlaps"][0]) for each in arrays])
+    def kernel(instance: Any, *where: Any) -> Any:
+        launch = emulated_kernel(instance, *where)
 
-    launched = quantize_qkv.launch.run
-    monkeypatch.setattr(quantize_qkv.launch, "run", run)
+        def launched(grid: Any, block: Any, args: Any, smem_bytes: int) -> None:
+            seen.append(ctypes.c_int.from_address(args[0].ptr + place).value)
+            launch(grid, block, args, smem_bytes)
+
+        return launched if instance.kernel == "quantize" else launch
+
+    emulated_kernel = jit.kernel
+    monkeypatch.setattr(jit, "kernel", kernel)
     q, k, v = map(on_gpu, drawn(rng, 1, 2, 40, 64))
-    cufa.quantize_qkv(q, k, v)
-    cufa.quantize_qkv(q[:, :, :0], k, v)
-    cufa.quantize_qkv(q, k, v, granularity="head")
-    cufa.attention(q, k, v, precision="fp8")
-    cufa.quantize(q)
-    expected = [[False, True, True], [False, True], [False] * 3, [False, True, True], [False]]
-    assert seen == expected
+
+    def launched_by(function: Any, *arrays: Any, **options: Any) -> list[int]:
+        seen.clear()
+        function(*arrays, **options)
+        return seen[:]
+
+    for _ in range(2):  # a new kind of arrays, and a known one
+        assert launched_by(CALL, q, k, v) == [0, 1, 1]
+        assert launched_by(CALL, q[:, :, :0], k, v) == [0, 1]
+        assert launched_by(CALL, q, k, v, granularity="head") == [0] * 6
+        assert launched_by(cufa.attention, q, k, v, precision="fp8") == [0, 1, 1]
+        assert launched_by(cufa.quantize, q) == [0]
 
 
 def test_what_does_not_fit(rng: np.random.Generator) -> None:

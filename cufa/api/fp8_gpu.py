@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
+from cufa.api import fp8_known
 from cufa.api.arguments import Call
 from cufa.arrays import ALIGNMENT, Array, padded, readable
 from cufa.checks import check_apart, check_devices
@@ -15,6 +16,7 @@ from cufa.launch import fp8 as launch
 from cufa.launch.calls import nothing
 from cufa.launch.capture import is_capturing
 from cufa.launch.clear_rows import clear_rows
+from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan, plan_fp8
 from cufa.problem.extras import Extras
 from cufa.problem.parse import layout_of
@@ -75,8 +77,14 @@ def _check_sequences(name: str, x: Quantized, sequences: int) -> None:
         )
 
 
-def attention(call: Call) -> Any:
+def attention(call: Call, key: Key | None) -> Any:
     """Run a call of `attention` or `attention_varlen` on CuPy arrays in 8 bits.
+
+    Parameters
+    ----------
+    call : Call
+    key : tuple or None
+        Its key, if `cufa.api.fp8_known` may remember it.
 
     Raises
     ------
@@ -99,7 +107,8 @@ def attention(call: Call) -> Any:
     is_packed = problem.kv == "Varlen"
     problem = problem._replace(precision="fp8")
     lengths = dict(zip(call.operands.lengths, extras.lengths, strict=True))
-    operands = _operands(fp8.arrays(lengths, transposed=True), problem)
+    arrays = fp8.arrays(lengths, transposed=True)
+    operands = _operands(arrays, problem)
     if problem.seq_kv == 0 and not is_packed:
         problem, operands, extras = _with_hidden_key(problem, operands, extras, plan.variant)
     problem = problem._replace(scale=abs(problem.scale))
@@ -107,7 +116,12 @@ def attention(call: Call) -> Any:
     into = _writable(view)
     if into is not view and is_packed:  # where rows that no sequence has stay as they are
         into[...] = view
-    launch.attention(plan, problem, operands, into, lse, extras, call.ndim)
+    its = launch.prepared(plan, problem, operands, into, extras, call.ndim)
+    more = extras.addresses(plan.variant)
+    its(*launch.addresses(*operands, into, lse), *more)
+    if key is not None and into is view and _are_whole(operands, arrays):
+        known = fp8_known.Known(its, more, shape, lse_shape, result.dtype)
+        fp8_known.remember(key, known)
     if into is not view:
         view[...] = into
     if is_packed and not isinstance(call.operands.lengths["cu_seqlens_q"], np.ndarray):
@@ -131,6 +145,14 @@ def _operands(arrays: dict[str, Quantized], problem: Problem) -> launch.Operands
             launch.Operand(_contiguous(name, values[name]), _contiguous(name, x.scales), x.block)
             for name, x in arrays.items()
         )
+    )
+
+
+def _are_whole(operands: launch.Operands, arrays: dict[str, Quantized]) -> bool:
+    """Whether the kernel takes arrays as they are."""
+    return all(
+        operand.values is x.values and operand.scales is x.scales
+        for operand, x in zip(operands, arrays.values(), strict=True)
     )
 
 

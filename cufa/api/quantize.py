@@ -13,7 +13,7 @@ from cufa.launch import quantize as launch
 from cufa.launch.calls import on_device
 from cufa.problem.lengths import check_integers, check_offsets
 from cufa.quantized.axes import check_axes
-from cufa.quantized.quantized import Quantized
+from cufa.quantized.quantized import Quantized, of_fields
 from cufa.quantized.scales import check_granularity, check_sequences
 from cufa.quantized.sequences import laid_out
 from cufa.quantized.transposed import transposed as in_blocks
@@ -164,7 +164,7 @@ def quantized(
         values, scales, mean = cpu.quantize(four, *how, smooth, used)
         if transposed:
             values = in_blocks(values.view(np.uint8), np).view(values.dtype)
-    return Quantized(values, scales, x.shape, x.dtype, *how, layout, mean, transposed, cu_seqlens)
+    return of_fields(values, scales, x.shape, x.dtype, *how, layout, mean, transposed, cu_seqlens)
 
 
 def _offsets(name: str, cu_seqlens: Any, tokens: int, xp: Any) -> Array:

@@ -36,7 +36,8 @@ def dtype_of(array: object) -> object:
     return getattr(array, "dtype", None)
 
 
-def _types_in(choice: object) -> object:
+def types_in(choice: object) -> object:
+    """Return the types of what a tuple holds; None for other objects."""
     return (*map(type, choice),) if isinstance(choice, tuple) else None
 
 
@@ -101,8 +102,8 @@ def run(
     """
     return_lse, window, kernel = choices[0], choices[1], choices[2]
     # Types are in the key, too: True == 1, and a known call must not accept what a new one refuses.
-    of_window = window is NO_WINDOW or _types_in(window)
-    of_kernel = kernel is None or _types_in(kernel)
+    of_window = window is NO_WINDOW or types_in(window)
+    of_kernel = kernel is None or types_in(kernel)
     options = choices, (*map(type, choices),), of_window, of_kernel, common
     if kind is None:
         return _run_known(None, q, k, v, out, return_lse, options, extras)

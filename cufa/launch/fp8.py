@@ -7,13 +7,14 @@ from typing import NamedTuple
 from cufa.arrays import Array, Ints
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
-from cufa.launch.auxiliary import prepared
+from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.launch import Launch
 from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
+from cufa.quantized.quantized import Quantized
 from cufa.remembered import remember
 from cufa.specs.fp8_wgmma import KEYS, parameter
 from cufa.specs.kv import LENGTHS
@@ -70,16 +71,17 @@ class Operands(NamedTuple):
 _prepared: dict[Key, Launch] = {}
 
 
-def attention(
+def prepared(
     plan: Fp8Plan,
     problem: Problem,
     operands: Operands,
     out: Array,
-    lse: Array | None,
     extras: Extras = NO_EXTRAS,
     ndim: int = 4,
-) -> None:
-    """Compute attention of 8-bit arrays on the current device and stream.
+) -> Launch:
+    """Return the launch of attention of 8-bit arrays on the current device.
+
+    It is given `addresses`, and then those of extras.
 
     Parameters
     ----------
@@ -91,8 +93,6 @@ def attention(
         With compiled head dims: columns behind those of the problem are 0.
     out : array, (batch, heads_q, seq_q, head_dim_v)
         With contiguous rows of a multiple of 16 bytes, and with such strides.
-    lse : array of float32, (batch, heads_q, seq_q), optional
-        C-contiguous.
     extras : Extras
     ndim : int
         Axes of the caller's q.
@@ -100,22 +100,41 @@ def attention(
     import cupy
 
     device_id = cupy.cuda.runtime.getDevice()
-    arrays = [each.values for each in operands] + [out]
     infos = extras.infos
     key = (
         *(plan, problem, device_id, ndim, infos),
-        *((array.shape, array.strides) for array in arrays),
-        *(each.numbers for each in operands),
+        *((each.values.shape, each.values.strides, each.numbers) for each in operands),
+        *(out.shape, out.strides),
     )
     launch = _prepared.get(key)
     if launch is None:
         launch = _made(plan, problem, operands, out, extras.described(infos), ndim, device_id)
         remember(_prepared, key, launch, _PREPARED)
-    launch(
-        *(array.data.ptr for array in arrays),
-        0 if lse is None else lse.data.ptr,
-        *(each.scales.data.ptr for each in operands),
-        *extras.addresses(plan.variant),
+    return launch
+
+
+def addresses(
+    q: Operand | Quantized,
+    k: Operand | Quantized,
+    v: Operand | Quantized,
+    out: Array,
+    lse: Array | None,
+) -> Ints:
+    """Return the addresses that a launch is given first.
+
+    Parameters
+    ----------
+    q, k, v : Operand or Quantized
+        As the kernel takes them.
+    out : array
+        As in `prepared`.
+    lse : array of float32, (batch, heads_q, seq_q), optional
+        C-contiguous.
+    """
+    return (
+        *(q.values.data.ptr, k.values.data.ptr, v.values.data.ptr, out.data.ptr),
+        *(0 if lse is None else lse.data.ptr, q.scales.data.ptr, k.scales.data.ptr),
+        v.scales.data.ptr,
     )
 
 
@@ -146,7 +165,7 @@ def _made(
         memory = layout.words["params.tiles_drawn"], drawn.take
     addresses = ((name, i) for i, name in enumerate(_ADDRESSES))
     places = layout.places(addresses, len(_ADDRESSES), extras)
-    return prepared(plan.variant, plan.grid, content, places, plan.block, memory)
+    return launch_of(plan.variant, plan.grid, content, places, plan.block, memory)
 
 
 def _maps(operands: Operands) -> bytes:

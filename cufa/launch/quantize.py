@@ -8,39 +8,67 @@ from typing import NamedTuple
 import numpy as np
 
 from cufa import device as devices
-from cufa.arrays import Array
+from cufa.arrays import Array, Ints
 from cufa.launch.auxiliary import address, are_aligned, prepared, tensor
 from cufa.launch.capture import refuse_memory
 from cufa.launch.decode import divisor
+from cufa.launch.launch import Launch
+from cufa.launch.signature import Key
 from cufa.quantized.scales import shape_of_scales
 from cufa.quantized.sequences import blocks_of
 from cufa.quantized.transform import columns_of, sign_bits
+from cufa.remembered import remember
 from cufa.specs import quantize as spec
-from cufa.specs.instance import Instance
+from cufa.specs.structs import numbers_of
 
 _WAY_OUT = "quantize it before the capture, or"
 _CHUNK = 8  # columns; rows have a multiple of it
 _ALL = 31  # log2 of the rows of a block that is all of a head
+_PREPARED = 128  # kinds of arrays that are remembered
+
+_OFFSETS = {name: offset // 8 for name, offset, _ in numbers_of(spec.SPEC.params)}
+_PLACES = tuple(
+    (_OFFSETS[name], i)
+    for i, name in enumerate(("x.data", "values", "scales", "largest", "cu_seqlens", "used"))
+)
 
 
-class Launches(NamedTuple):
-    """The launches that quantize an array, one after the other.
+class Prepared(NamedTuple):
+    """What arrays of one kind have in common.
 
     Attributes
     ----------
-    passes : list of Instance
-    grid, threads : int
-        Blocks, and threads of a block.
-    parameter : numpy.ndarray, (1,)
-    memory : tuple of cupy.ndarray or None
-        Arrays that the launches read: they must live until these are in the stream.
+    values, scales : tuple of int
+        Shapes.
+    passes : tuple of Launch
+        The launches, one after the other. They are given the addresses of the array, its values,
+        its scales, memory for the largest numbers, offsets and lengths.
+    overlapping : tuple of Launch
+        The same, to follow launches of another array: a single one does not wait for them before
+        it begins.
     """
 
-    passes: list[Instance]
-    grid: int
-    threads: int
-    parameter: np.ndarray
-    memory: tuple[Array | None, ...]
+    values: Ints
+    scales: Ints
+    passes: tuple[Launch, ...]
+    overlapping: tuple[Launch, ...]
+
+
+class Launches(NamedTuple):
+    """The launches that quantize an array.
+
+    Attributes
+    ----------
+    prepared : Prepared
+    arrays : tuple of cupy.ndarray or None
+        Those whose addresses the launches are given: they must live until these are in the stream.
+    """
+
+    prepared: Prepared
+    arrays: tuple[Array | None, ...]
+
+
+_prepared: dict[Key, Prepared] = {}
 
 
 def run(launches: Sequence[Launches]) -> None:
@@ -50,10 +78,10 @@ def run(launches: Sequence[Launches]) -> None:
     A launch of one pass begins while the one in front still runs, and ends after it, where launches
     may overlap at all (`cufa.compiler.dependent`). So memory is busy from one array to the next.
     """
-    for i, each in enumerate(launches):
-        each.parameter["overlaps"] = i > 0 and len(each.passes) == 1
-        for kernel in each.passes:
-            prepared(kernel, each.grid, each.parameter, threads=each.threads)()
+    for i, (its, arrays) in enumerate(launches):
+        addresses = [*map(address, arrays)]
+        for launch in its.overlapping if i else its.passes:
+            launch(*addresses)
 
 
 def quantize(
@@ -89,47 +117,80 @@ def quantize(
     """
     import cupy
 
-    device = devices.of_id(cupy.cuda.runtime.getDevice())
+    device_id = cupy.cuda.runtime.getDevice()
+    device = devices.of_id(device_id)
     if device.compute_capability < spec.FIRST_CAPABILITY:
         raise ValueError(
             f"{name} is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or "
             f"later is needed for 8 bits; cufa.quantize(cupy.asnumpy({name})) runs on the CPU"
         )
+    x = _readable(name, x)
+    how = granularity, block, hadamard, seed, transposed
+    sequences = None if cu_seqlens is None else cu_seqlens.size - 1
+    key = device_id, x.dtype, x.shape, x.strides, *how, sequences
+    its = _prepared.get(key)
+    if its is None:
+        its = remember(_prepared, key, _made(device, x, *how, sequences), _PREPARED)
+    values, scales = cupy.empty(its.values, np.uint8), cupy.empty(its.scales, np.float32)
+    if not its.passes:
+        scales.fill(1), values.fill(0)
+        return values, scales, []
+    largest = None
+    if block is None or block > spec.ROWS:
+        shown = f"granularity={granularity!r}" if block is None else f"block={block}"
+        way_out = f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer"
+        refuse_memory(f"{shown} needs memory of its own", way_out)
+        largest = cupy.zeros(its.scales, np.uint32)
+    return values, scales, [Launches(its, (x, values, scales, largest, cu_seqlens, used))]
+
+
+def _made(
+    device: devices.Device,
+    x: Array,
+    granularity: str,
+    block: int | None,
+    hadamard: bool,
+    seed: int,
+    transposed: bool,
+    sequences: int | None,
+) -> Prepared:
+    """Return what arrays like this one have in common; no launches if there is nothing to do."""
     batch, heads, rows, head_dim = x.shape
-    columns, blocks, seq, sequences = columns_of(head_dim), -(-rows // spec.ROWS), rows, batch
-    if cu_seqlens is not None:
-        sequences = cu_seqlens.size - 1
+    columns, blocks, seq = columns_of(head_dim), -(-rows // spec.ROWS), rows
+    if sequences is not None:
         blocks = blocks_of(rows, sequences)
         seq = blocks * spec.ROWS
     stored = (blocks, columns, spec.ROWS) if transposed else (seq, columns)
-    values = cupy.empty((batch, heads, *stored), np.uint8)
-    scales = cupy.empty(shape_of_scales(granularity, block, (batch, heads, seq)), np.float32)
+    of_values, of_scales = (
+        (batch, heads, *stored),
+        shape_of_scales(granularity, block, (batch, heads, seq)),
+    )
     if x.size == 0 or sequences == 0:
-        scales.fill(1), values.fill(0)
-        return values, scales, []
-    x = _readable(name, x)
-    largest, passes = None, [spec.WHOLE]
-    if block is None or block > spec.ROWS:
-        how = f"granularity={granularity!r}" if block is None else f"block={block}"
-        what = f"{how} needs memory of its own"
-        refuse_memory(what, f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer")
-        largest, passes = cupy.zeros(scales.shape, np.uint32), [spec.LARGEST, spec.CONVERT]
+        return Prepared(of_values, of_scales, (), ())
     parameter = np.zeros(1, spec.SPEC.params)
     p = parameter[0]
-    p["x"], p["values"], p["scales"] = tensor(x), address(values), address(scales)
-    p["largest"], p["cu_seqlens"], p["used"] = map(address, (largest, cu_seqlens, used))
+    p["x"] = tensor(x)
     words = sign_bits(seed, columns)
     p["signs"][: len(words)] = words
     p["heads"], p["blocks"] = divisor(heads), divisor(blocks)
     p["tiles"] = tiles = batch * heads * blocks
-    p["rows"], p["seq"], p["head_dim"], p["sequences"] = rows, seq, x.shape[3], sequences
+    p["rows"], p["seq"], p["head_dim"] = rows, seq, head_dim
+    p["sequences"] = batch if sequences is None else sequences
     p["block_log2"] = _ALL if block is None else block.bit_length() - 1
-    p["scales_a_head"] = 0 if granularity == "tensor" else scales.shape[2]
+    p["scales_a_head"] = 0 if granularity == "tensor" else of_scales[2]
     its = spec.shape(columns)
     grid = min(tiles, device.sm_count * its.blocks_per_sm)
-    kernels = [spec.instance(x.dtype.name, columns, hadamard, transposed, each) for each in passes]
-    memory = x, largest, cu_seqlens, used
-    return values, scales, [Launches(kernels, grid, its.threads, parameter, memory)]
+    parts = (
+        [spec.WHOLE] if block is not None and block <= spec.ROWS else [spec.LARGEST, spec.CONVERT]
+    )
+    kernels = [spec.instance(x.dtype.name, columns, hadamard, transposed, part) for part in parts]
+
+    def launches() -> tuple[Launch, ...]:
+        return tuple(prepared(each, grid, parameter, _PLACES, its.threads) for each in kernels)
+
+    passes = launches()
+    p["overlaps"] = len(passes) == 1
+    return Prepared(of_values, of_scales, passes, launches())
 
 
 def _readable(name: str, x: Array) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -188,3 +189,13 @@ class Quantized:
         found = self.module.empty(self.shape, self.dtype)
         as_bhsd(found, self.layout)[...] = rows[..., : self.shape[-1]]
         return found
+
+
+_FIELDS = tuple(field.name for field in fields(Quantized))
+
+
+def of_fields(*values: Any) -> Quantized:
+    """Return a `Quantized` of all its fields, in their order, which are known to fit each other."""
+    made = object.__new__(Quantized)
+    vars(made).update(zip(_FIELDS, values, strict=True))
+    return made

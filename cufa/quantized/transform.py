@@ -7,6 +7,7 @@ transform is orthonormal: products of rows stay as they are if both have been tr
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 import numpy as np
@@ -28,6 +29,7 @@ def together(columns: int) -> int:
     return columns & -columns
 
 
+@functools.lru_cache(64)
 def sign_bits(seed: int, columns: int) -> np.ndarray:
     """Return words with a bit for each column, from the lowest on: set where the sign changes.
 
@@ -38,7 +40,9 @@ def sign_bits(seed: int, columns: int) -> np.ndarray:
     counter = np.arange(2, dtype=np.uint64)
     zero = np.zeros_like(counter)
     words = np.stack(philox((counter, zero, zero, zero), seed), axis=-1)
-    return words.ravel()[: columns // 32].astype(np.uint32)
+    found: np.ndarray = words.ravel()[: columns // 32].astype(np.uint32)
+    found.flags.writeable = False
+    return found
 
 
 def signs(seed: int, columns: int) -> np.ndarray:

@@ -1,0 +1,129 @@
+"""Calls in 8 bits that are like an earlier one: what they still notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from played_gpu import Gpu, Stream, on_gpu
+
+import cufa
+
+#: Types are the concern of tests/test_types.py.
+attention: Any = cufa.attention
+
+Run = Callable[..., Any]
+
+
+def array(*shape: int, dtype: Any = np.float16) -> Any:
+    return on_gpu(np.ones(shape or (2, 4, 200, 64), dtype))
+
+
+def from_16_bits(x: Any = None, **options: Any) -> Any:
+    x = array() if x is None else x
+    return attention(x, x, x, **({"precision": "fp8"} | options))
+
+
+def in_8_bits(x: Any = None, **options: Any) -> Any:
+    x = array() if x is None else x
+    how = {"layout": options["layout"]} if "layout" in options else {}
+    arrays = cufa.quantize_qkv(x, x, x, **how)
+    return attention(*arrays, **({"out_dtype": np.float16} | options))
+
+
+runs = pytest.mark.parametrize("run", [from_16_bits, in_8_bits])
+
+
+@runs
+def test_are_not_checked_in_full_again(gpu: Gpu, run: Run) -> None:
+    launched = []
+    for _ in range(3):
+        run(causal=True)
+        launched.append(len(gpu.launches))
+    assert gpu.parsed == 1
+    assert launched == [4, 8, 12]
+
+
+@runs
+def test_options_are_not_those_of_another_call(gpu: Gpu, run: Run) -> None:
+    calls: list[dict[str, Any]] = [
+        *({}, {"causal": True}, {"causal": "top-left"}, {"window": (9, 0)}, {"window": (0, 9)}),
+        *({"scale": 0.5}, {"softcap": 20.0}, {"return_lse": True}, {"attention_chunk": 64}),
+        *({"layout": "bshd"}, {"out_dtype": "bfloat16"}, {"batch_invariant": True}),
+        *({"kernel": "fp8_wgmma"}, {"x": array(2, 4, 200, 128)}, {"x": array(2, 4, 201, 64)}),
+        {"x": array(2, 4, 400, 64)[:, :, ::2]},
+    ]
+    for _ in range(2):
+        for options in calls:
+            result = run(**options)
+            out = result[0] if options.get("return_lse") else result
+            assert out.shape == options.get("x", array()).shape
+            assert out.dtype.name == options.get("out_dtype", "float16")
+    # The last one's strides are not those of what it is quantized to.
+    assert gpu.parsed == len(calls) - (run is in_8_bits)
+
+
+@runs
+def test_equal_values_of_other_types_are_refused(gpu: Gpu, run: Run) -> None:
+    for options in ({"causal": True}, {"return_lse": False}, {"window": (1, 0)}, {"scale": 1.0}):
+        run(**options)
+    for name, value in (("causal", 1), ("return_lse", 0), ("window", (True, 0)), ("scale", True)):
+        with pytest.raises(TypeError, match=name):
+            run(**{name: value})
+    with pytest.raises(TypeError, match="window"):
+        run(window=[1, 0])
+
+
+@runs
+def test_calls_with_other_arrays_are_checked(gpu: Gpu, run: Run) -> None:
+    run()
+    lengths = on_gpu(np.array([200, 100], np.int32))
+    others: list[dict[str, Any]] = [
+        *({"out": array()}, {"sinks": array(4, dtype=np.float32)}, {"lengths_k": lengths}),
+        *({"alibi_slopes": array(4, dtype=np.float32)}, {"dropout_p": 0.5, "seed": 3}),
+    ]
+    for options in others * 2:
+        before = gpu.parsed
+        run(**options)
+        assert gpu.parsed == before + 1, options
+    with pytest.raises(ValueError, match="mask"):
+        run(mask=array(200, 200, dtype=bool))
+
+
+def test_arrays_of_another_transform_or_device(gpu: Gpu) -> None:
+    x = array()
+    q, k, v = cufa.quantize_qkv(x, x, x)
+    attention(q, k, v, out_dtype=np.float16)
+    with pytest.raises(ValueError, match="k was quantized with hadamard=True, seed=1"):
+        attention(q, cufa.quantize(x, hadamard=True, seed=1), v, out_dtype=np.float16)
+    with pytest.raises(TypeError, match="k is of type"):
+        attention(q, x, v, out_dtype=np.float16)
+    gpu.current = 1
+    with pytest.raises(ValueError, match=r"q .* is on device 0"):
+        attention(q, k, v, out_dtype=np.float16)
+
+
+def test_copies_are_made_in_each_call(gpu: Gpu) -> None:
+    """Of values that are not transposed, and of q where the scale is negative."""
+    x = array()
+    q, k, _ = cufa.quantize_qkv(x, x, x)
+    for count in (1, 2):
+        attention(q, k, cufa.quantize(x), out_dtype=np.float16)
+        assert gpu.parsed == count
+    for count in (3, 4):
+        in_8_bits(scale=-0.5)
+        assert gpu.parsed == count
+
+
+def test_captures(gpu: Gpu) -> None:
+    x = array()
+    arrays = cufa.quantize_qkv(x, x, x)
+    for _ in range(2):
+        from_16_bits(x)
+        attention(*arrays, out_dtype=np.float16)
+    gpu.stream = Stream(capturing=True)
+    attention(*arrays, out_dtype=np.float16)
+    with pytest.raises(ValueError, match="precision: q, k and v would be quantized"):
+        from_16_bits(x)
