@@ -11,6 +11,7 @@ import cupy
 from benchmarks.calls import Chosen
 from benchmarks.cells import Cell
 from benchmarks.contestants import planned, say
+from benchmarks.fp8 import quantized
 from benchmarks.host_clock import WARM, Batch, medians
 from benchmarks.host_decode import DECODE_CASES, DecodeCases
 from benchmarks.inputs import Operands, to_torch
@@ -20,6 +21,8 @@ CALLS = 50
 """Calls between two synchronisations: few enough that the launch queue never fills."""
 
 BATCHES = 60
+
+CASES_IN_8_BITS = "fp8", "from_16_bits"
 
 LONGEST = 512
 """The longest of the new lengths."""
@@ -60,6 +63,8 @@ def rows(kernel: str | None) -> Iterator[dict[str, Any]]:
 def _kernel_of(case: str, cell: Cell, kernel: str | None) -> str:
     if case in DECODE_CASES:
         return "decode"
+    if case in CASES_IN_8_BITS:
+        return "fp8_wgmma"
     return planned(Operands(cell, cupy.random.default_rng(0)), kernel).kernel
 
 
@@ -110,8 +115,25 @@ class _Bench:
             "growing_cache": (cache, self._growing_cache(cache)),
             "copied": (odd, self._same(odd)),
             "out": (cell, self._same(cell, into=True)),
+            **self._cases_in_8_bits(cell),
             **self._decode_cases(),
         }
+
+    def _cases_in_8_bits(self, cell: Cell) -> dict[str, tuple[Cell, Batch]]:
+        """Return those of arrays in 8 bits, and of arrays that the call quantizes."""
+        if self._kernel is not None:
+            return {}
+        x = Operands(cell, cupy.random.default_rng(0))
+        arrays, calls = quantized(x), self._calls(x.q, x.k, x.v)
+        own: dict[str, Call] = {
+            "fp8": lambda: self._attention(*arrays, out_dtype=x.q.dtype),
+            "from_16_bits": lambda: self._attention(x.q, x.k, x.v, precision="fp8"),
+        }
+
+        def batch(call: Call) -> Batch:
+            return lambda: {name: [each] * CALLS for name, each in (calls | {"cufa": call}).items()}
+
+        return {case: (cell, batch(call)) for case, call in own.items()}
 
     def _decode_cases(self) -> dict[str, tuple[Cell, Batch]]:
         """Return those of `cufa.decode`, which no kernel of attention's can be forced on."""
