@@ -106,7 +106,7 @@ def test_arrays_of_another_transform_or_device(gpu: Gpu) -> None:
 
 
 def test_copies_are_made_in_each_call(gpu: Gpu) -> None:
-    """Of values that are not transposed, and of q where the scale is negative."""
+    """Of values that are not transposed, of q where the scale is negative, and of odd rows."""
     x = array()
     q, k, _ = cufa.quantize_qkv(x, x, x)
     for count in (1, 2):
@@ -114,6 +114,9 @@ def test_copies_are_made_in_each_call(gpu: Gpu) -> None:
         assert gpu.parsed == count
     for count in (3, 4):
         in_8_bits(scale=-0.5)
+        assert gpu.parsed == count
+    for count in (5, 6):
+        from_16_bits(array(2, 4, 200, 65))
         assert gpu.parsed == count
 
 

@@ -10,6 +10,7 @@ from reference import DTYPES
 
 import cufa
 from cufa.api.quantize_qkv import quantized_qkv
+from cufa.launch.quantize import run
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +115,8 @@ def test_lengths_right_behind_the_kernel_that_writes_them(
 
     def call() -> list[Any]:
         each = dict.fromkeys("qkv", used)
-        made = quantized_qkv(arrays, none, each, hadamard=True, transposed=True)
+        made, launches = quantized_qkv(arrays, none, each, hadamard=True, transposed=True)
+        run(launches)
         return [x.values for x in made.values()]
 
     expected = []

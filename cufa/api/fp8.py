@@ -12,6 +12,7 @@ from cufa.api.quantize_qkv import quantized_qkv
 from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
+from cufa.launch.quantize import Launches
 from cufa.problem.problem import Problem
 from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
@@ -93,14 +94,15 @@ class Fp8(NamedTuple):
 
     def arrays(
         self, lengths: Mapping[str, Array | None], transposed: bool = False
-    ) -> dict[str, Quantized]:
-        """Return q, k and v in 8 bits; v may be `transposed` if it is quantized here.
+    ) -> tuple[dict[str, Quantized], list[Launches]]:
+        """Return q, k and v in 8 bits, and on a GPU the launches that write them.
 
+        v may be `transposed` if it is quantized here.
         Rows that do not count by the `lengths` of the call, given by argument, change no scale of
         arrays that are quantized here.
         """
         if self.is_quantized:
-            return self.given
+            return self.given, []
         offsets = {name: lengths.get(OFFSETS[name]) for name in self.given}
         used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
         used = {"q": lengths.get("lengths_q"), "k": used_k, "v": used_k}
@@ -119,7 +121,7 @@ class Fp8(NamedTuple):
         -----
         K's mean is a column of q, its product with q, where K has a 1.
         """
-        arrays, lengths = self.arrays(operands.lengths), operands.lengths
+        (arrays, _), lengths = self.arrays(operands.lengths), operands.lengths
         for name, x in arrays.items():
             offsets = x.cu_seqlens
             needed: Array = lengths.get(OFFSETS[name])

@@ -13,6 +13,7 @@ from cufa.arrays import ALIGNMENT, Array, padded, readable
 from cufa.checks import check_apart, check_devices
 from cufa.dtypes import DTYPES
 from cufa.launch import fp8 as launch
+from cufa.launch import quantize
 from cufa.launch.calls import nothing
 from cufa.launch.capture import is_capturing
 from cufa.launch.clear_rows import clear_rows
@@ -107,20 +108,24 @@ def attention(call: Call, key: Key | None) -> Any:
     is_packed = problem.kv == "Varlen"
     problem = problem._replace(precision="fp8")
     lengths = dict(zip(call.operands.lengths, extras.lengths, strict=True))
-    arrays = fp8.arrays(lengths, transposed=True)
+    arrays, launches = fp8.arrays(lengths, transposed=True)
+    quantize.run(launches)
     operands = _operands(arrays, problem)
     if problem.seq_kv == 0 and not is_packed:
         problem, operands, extras = _with_hidden_key(problem, operands, extras, plan.variant)
     problem = problem._replace(scale=abs(problem.scale))
     view = call.view(result)
     into = _writable(view)
-    if into is not view and is_packed:  # where rows that no sequence has stay as they are
-        into[...] = view
+    if into is not view:
+        key = None
+        if is_packed:  # where rows that no sequence has stay as they are
+            into[...] = view
     its = launch.prepared(plan, problem, operands, into, extras, call.ndim)
     more = extras.addresses(plan.variant)
     its(*launch.addresses(*operands, into, lse), *more)
-    if key is not None and into is view and _are_whole(operands, arrays):
-        known = fp8_known.Known(its, more, shape, lse_shape, result.dtype)
+    if key is not None and _are_whole(operands, arrays) and _are_read(launches, fp8.given):
+        kinds = tuple(each.prepared for each in launches)
+        known = fp8_known.Known(its, more, kinds, shape, lse_shape, result.dtype)
         fp8_known.remember(key, known)
     if into is not view:
         view[...] = into
@@ -149,10 +154,17 @@ def _operands(arrays: dict[str, Quantized], problem: Problem) -> launch.Operands
 
 
 def _are_whole(operands: launch.Operands, arrays: dict[str, Quantized]) -> bool:
-    """Whether the kernel takes arrays as they are."""
+    """Whether the kernel takes arrays in 8 bits as they are."""
     return all(
         operand.values is x.values and operand.scales is x.scales
         for operand, x in zip(operands, arrays.values(), strict=True)
+    )
+
+
+def _are_read(launches: list[quantize.Launches], given: dict[str, Array]) -> bool:
+    """Whether those of the caller's arrays that are quantized are so as they are."""
+    return all(
+        each.x.data.ptr == x.data.ptr for each, x in zip(launches, given.values(), strict=False)
     )
 
 

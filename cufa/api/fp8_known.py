@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.api.quantize_qkv import quantized_qkv
 from cufa.arrays import ALIGNMENT, Ints
+from cufa.launch import quantize
 from cufa.launch.calls import types_in
 from cufa.launch.capture import is_capturing
 from cufa.launch.fp8 import addresses
@@ -37,6 +37,8 @@ class Known(NamedTuple):
     launch : Launch
     addresses : tuple of int
         What it is given after those of `cufa.launch.fp8.addresses`.
+    kinds : tuple of Prepared
+        How q, k and v are quantized; empty for calls of arrays in 8 bits.
     shape, lse_shape : tuple of int
         Shapes of the result and of its log-sum-exp.
     dtype : dtype
@@ -45,6 +47,7 @@ class Known(NamedTuple):
 
     launch: Launch
     addresses: Ints
+    kinds: tuple[quantize.Prepared, ...]
     shape: Ints
     lse_shape: Ints
     dtype: np.dtype
@@ -97,17 +100,16 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
     known = _known.get(key)
     if known is None:
         return None
-    arrays = {name: arguments[name] for name in "qkv"}
-    if arguments["precision"] is not None:
+    q, k, v = arguments["q"], arguments["k"], arguments["v"]
+    if known.kinds:
         if is_capturing():
             return None
-        none, layout = dict.fromkeys("qkv"), arguments["layout"]
-        arrays = quantized_qkv(arrays, none, hadamard=True, transposed=True, layout=layout)
+        q, k, v = launches = [*map(quantize.of_kind, known.kinds, (q, k, v))]
+        quantize.run(launches)
     import cupy
 
     out = cupy.empty(known.shape, known.dtype)
     lse = cupy.empty(known.lse_shape, np.float32) if arguments["return_lse"] else None
-    q, k, v = arrays.values()
     known.launch(*addresses(q, k, v, out, lse), *known.addresses)
     return out if lse is None else (out, lse)
 

@@ -68,7 +68,7 @@ def quantize_qkv(
         given, needed = ("q", "k") if cu_seqlens_k is None else ("k", "q")
         raise ValueError(f"cu_seqlens_{needed} is needed with cu_seqlens_{given}")
     offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
-    made = quantized_qkv(
+    made, launches = quantized_qkv(
         arrays,
         offsets,
         hadamard=check_flag("hadamard", hadamard),
@@ -78,6 +78,7 @@ def quantize_qkv(
         seed=seed,
         layout=layout,
     )
+    launch.run(launches)
     return made["q"], made["k"], made["v"]
 
 
@@ -89,8 +90,8 @@ def quantized_qkv(
     hadamard: bool,
     transposed: bool,
     **how: Any,
-) -> dict[str, Quantized]:
-    """Return q, k and v in 8 bits.
+) -> tuple[dict[str, Quantized], list[launch.Launches]]:
+    """Return q, k and v in 8 bits, and on a GPU the launches that write them.
 
     `hadamard` applies to q and k, `transposed` to v. `offsets` and `used` are by array: they are
     `cu_seqlens` and `used` of `quantized`, and `how` are others of its arguments.
@@ -109,5 +110,4 @@ def quantized_qkv(
         )
         for name, x in arrays.items()
     }
-    launch.run(launches)
-    return made
+    return made, launches

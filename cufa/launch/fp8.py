@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cufa.arrays import Array, Ints
 from cufa.features.parts import is_uneven
@@ -14,7 +14,6 @@ from cufa.launch.signature import Key
 from cufa.planner.fp8 import Fp8Plan
 from cufa.problem.extras import NO_EXTRAS, Extras, placed
 from cufa.problem.problem import Problem
-from cufa.quantized.quantized import Quantized
 from cufa.remembered import remember
 from cufa.specs.fp8_wgmma import KEYS, parameter
 from cufa.specs.kv import LENGTHS
@@ -29,6 +28,18 @@ _ADDRESSES = (
 # To TMA, two bytes are a number of 16 bits; and as many rows of Q come at once.
 _TWO_BYTES, _PAIR, _ROWS = "float16", 2, 64
 _ONE_BLOCK = 31  # log2 of the rows of a block that is all of a head
+
+
+class Stored(Protocol):
+    """What has values and scales."""
+
+    @property
+    def values(self) -> Array:
+        """Those of `Operand`."""
+
+    @property
+    def scales(self) -> Array:
+        """Those of `Operand`."""
 
 
 class Operand(NamedTuple):
@@ -114,9 +125,9 @@ def prepared(
 
 
 def addresses(
-    q: Operand | Quantized,
-    k: Operand | Quantized,
-    v: Operand | Quantized,
+    q: Stored,
+    k: Stored,
+    v: Stored,
     out: Array,
     lse: Array | None,
 ) -> Ints:
@@ -124,8 +135,8 @@ def addresses(
 
     Parameters
     ----------
-    q, k, v : Operand or Quantized
-        As the kernel takes them.
+    q, k, v : object
+        With values and scales as the kernel takes them.
     out : array
         As in `prepared`.
     lse : array of float32, (batch, heads_q, seq_q), optional

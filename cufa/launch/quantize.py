@@ -55,17 +55,18 @@ class Prepared(NamedTuple):
 
 
 class Launches(NamedTuple):
-    """The launches that quantize an array.
+    """The launches that quantize an array, and the arrays whose addresses they are given.
 
-    Attributes
-    ----------
-    prepared : Prepared
-    arrays : tuple of cupy.ndarray or None
-        Those whose addresses the launches are given: they must live until these are in the stream.
+    These must live until the launches are in the stream.
     """
 
     prepared: Prepared
-    arrays: tuple[Array | None, ...]
+    x: Array
+    values: Array
+    scales: Array
+    largest: Array | None = None
+    cu_seqlens: Array | None = None
+    used: Array | None = None
 
 
 _prepared: dict[Key, Prepared] = {}
@@ -78,7 +79,7 @@ def run(launches: Sequence[Launches]) -> None:
     A launch of one pass begins while the one in front still runs, and ends after it, where launches
     may overlap at all (`cufa.compiler.dependent`). So memory is busy from one array to the next.
     """
-    for i, (its, arrays) in enumerate(launches):
+    for i, (its, *arrays) in enumerate(launches):
         addresses = [*map(address, arrays)]
         for launch in its.overlapping if i else its.passes:
             launch(*addresses)
@@ -131,17 +132,26 @@ def quantize(
     its = _prepared.get(key)
     if its is None:
         its = remember(_prepared, key, _made(device, x, *how, sequences), _PREPARED)
-    values, scales = cupy.empty(its.values, np.uint8), cupy.empty(its.scales, np.float32)
+    made = of_kind(its, x)
     if not its.passes:
-        scales.fill(1), values.fill(0)
-        return values, scales, []
+        made.scales.fill(1), made.values.fill(0)
+        return made.values, made.scales, []
     largest = None
     if block is None or block > spec.ROWS:
         shown = f"granularity={granularity!r}" if block is None else f"block={block}"
         way_out = f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer"
         refuse_memory(f"{shown} needs memory of its own", way_out)
         largest = cupy.zeros(its.scales, np.uint32)
-    return values, scales, [Launches(its, (x, values, scales, largest, cu_seqlens, used))]
+    made = made._replace(largest=largest, cu_seqlens=cu_seqlens, used=used)
+    return made.values, made.scales, [made]
+
+
+def of_kind(prepared: Prepared, x: Array) -> Launches:
+    """Return the launches for an array whose kind is known, with memory for what they write."""
+    import cupy
+
+    values = cupy.empty(prepared.values, np.uint8)
+    return Launches(prepared, x, values, cupy.empty(prepared.scales, np.float32))
 
 
 def _made(
