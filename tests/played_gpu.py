@@ -18,7 +18,7 @@ import pytest
 from reference import DTYPES, oracle
 
 from cufa import device
-from cufa.api import arguments, fp8_known
+from cufa.api import arguments
 from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.launch import (
@@ -27,6 +27,7 @@ from cufa.launch import (
     clear_rows,
     counters,
     fp8,
+    fp8_calls,
     params,
     quantize,
     scratch,
@@ -578,9 +579,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_prepared", {})
     monkeypatch.setattr(append, "_prepared", {})
-    monkeypatch.setattr(quantize, "_prepared", {})
+    monkeypatch.setattr(quantize, "_quantizers", {})
     monkeypatch.setattr(fp8, "_prepared", {})
-    monkeypatch.setattr(fp8_known, "_known", {})
+    monkeypatch.setattr(fp8_calls, "_known", {})
     clear_rows._prepared.cache_clear()
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})

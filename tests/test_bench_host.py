@@ -22,6 +22,8 @@ from benchmarks.cells import Cell
 from benchmarks.host import BATCHES, CALLS, FreshLengths
 from benchmarks.host_clock import WARM, medians
 
+from cufa import device
+
 CASES = [
     *("same", "new_lengths", "growing_cache", "copied", "out", "fp8", "from_16_bits"),
     *("decode", "decode_new_lengths", "decode_paged", "append"),
@@ -124,6 +126,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Any:
             ),
         )
     host_decode.cupy.asarray = lambda x: x
+    monkeypatch.setattr(host.devices, "current", lambda: device.named("h200"))
     monkeypatch.setattr(host, "quantized", lambda operands: (operands.q, operands.k, operands.v))
     monkeypatch.setattr(host_decode, "cufa", cufa := MagicMock())
     return SimpleNamespace(

@@ -113,8 +113,8 @@ def launched(
     plan: Any, problem: Any, operands: Any, out: Any, lse: Any, extras: Any = NO_EXTRAS
 ) -> None:
     launch = fp8.prepared(plan, problem, operands, out, extras)
-    q, k, v = operands
-    launch(*fp8.addresses(q, k, v, out, lse), *extras.addresses(plan.variant))
+    values, scales = [x.values for x in operands], [x.scales for x in operands]
+    launch(*fp8.addresses(values, scales, out, lse), *extras.addresses(plan.variant))
 
 
 def check(found: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], lse_error: float) -> None:

@@ -14,7 +14,7 @@ from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
 from cufa import device
-from cufa.api.quantize_qkv import quantized_qkv
+from cufa.api.quantize_qkv import prepare_qkv
 from cufa.launch.quantize import run
 from cufa.quantized.transform import COLUMNS
 
@@ -157,7 +157,7 @@ def test_rows_that_do_not_count_are_zeros(rng: np.random.Generator, transposed: 
         name = "v" if transposed else "k"
         how: dict[str, Any] = {"transposed": transposed, "layout": layout}
         how["hadamard"] = not transposed
-        arrays, launches = quantized_qkv({name: x}, {name: offsets}, {name: used}, **how)
+        arrays, launches = prepare_qkv({name: x}, {name: offsets}, {name: used}, **how)
         run(launches)
         return arrays[name]
 

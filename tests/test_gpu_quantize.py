@@ -9,7 +9,7 @@ import pytest
 from reference import DTYPES
 
 import cufa
-from cufa.api.quantize_qkv import quantized_qkv
+from cufa.api.quantize_qkv import prepare_qkv
 from cufa.launch.quantize import run
 
 pytestmark = pytest.mark.gpu
@@ -115,7 +115,7 @@ def test_lengths_right_behind_the_kernel_that_writes_them(
 
     def call() -> list[Any]:
         each = dict.fromkeys("qkv", used)
-        made, launches = quantized_qkv(arrays, none, each, hadamard=True, transposed=True)
+        made, launches = prepare_qkv(arrays, none, each, hadamard=True, transposed=True)
         run(launches)
         return [x.values for x in made.values()]
 

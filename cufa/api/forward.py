@@ -1,4 +1,7 @@
-"""Calls of `attention`, `attention_varlen` and `decode` that are not like earlier ones."""
+"""Calls of `attention`, `attention_varlen` and `decode` that `launch.calls` does not run.
+
+They are new, or in 8 bits, or on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.api import fp8_gpu, fp8_known
+from cufa.api import fp8_gpu
 from cufa.api.arguments import Call, call_of, functions_on_cpu
 from cufa.cpu import attention as cpu
 from cufa.features.expression.tracing import NOTHING, TracedFunctions
-from cufa.launch import calls
+from cufa.launch import calls, fp8_calls
 from cufa.launch.prepare import PreparedCalls
 from cufa.planner.attention import Planner
 from cufa.planner.decode import DecodePlan
@@ -26,9 +29,9 @@ AnyPlan = Plan | DecodePlan | Fp8Plan | cpu.Plan
 
 
 def run_in_8_bits_or_on_cpu(arguments: Mapping[str, Any]) -> Any:
-    """Run a call on the CPU, or in 8 bits, by its arguments."""
-    key = fp8_known.key_of(arguments)
-    result = None if key is None else fp8_known.run(key, arguments)
+    """Run a call by its arguments: in 8 bits, at once if it is remembered, or on the CPU."""
+    key = fp8_calls.key_of(arguments)
+    result = None if key is None else fp8_calls.run(key, arguments)
     if result is not None:
         return result
     call = call_of(arguments)

@@ -1,4 +1,4 @@
-"""Attention of arrays in 8 bits: what their calls do before they run like others."""
+"""Attention of arrays in 8 bits: the checks of their arguments, and quantization by the call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cufa.api.quantize import OFFSETS
-from cufa.api.quantize_qkv import quantized_qkv
+from cufa.api.quantize_qkv import prepare_qkv
 from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
@@ -97,7 +97,7 @@ class Fp8(NamedTuple):
     ) -> tuple[dict[str, Quantized], list[Launches]]:
         """Return q, k and v in 8 bits, and on a GPU the launches that write them.
 
-        v may be `transposed` if it is quantized here.
+        With `transposed`, v is stored transposed if it is quantized here.
         Rows that do not count by the `lengths` of the call, given by argument, change no scale of
         arrays that are quantized here.
         """
@@ -107,10 +107,10 @@ class Fp8(NamedTuple):
         used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
         used = {"q": lengths.get("lengths_q"), "k": used_k, "v": used_k}
         how: dict[str, Any] = {"transposed": transposed, "layout": self.layout}
-        return quantized_qkv(self.given, offsets, used, hadamard=True, **how)
+        return prepare_qkv(self.given, offsets, used, hadamard=True, **how)
 
     def applied(self, problem: Problem, operands: Operands) -> tuple[Problem, Operands]:
-        """Return a call on NumPy arrays like these as that of these.
+        """Return problem and operands with the float32 numbers of q, k and v, on NumPy arrays.
 
         Raises
         ------

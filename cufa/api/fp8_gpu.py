@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from cufa import device as devices
-from cufa.api import fp8_known
 from cufa.api.arguments import Call
 from cufa.arrays import ALIGNMENT, Array, padded, readable
 from cufa.checks import check_apart, check_devices
 from cufa.dtypes import DTYPES
 from cufa.launch import fp8 as launch
-from cufa.launch import quantize
+from cufa.launch import fp8_calls, quantize
 from cufa.launch.calls import nothing
 from cufa.launch.capture import is_capturing
 from cufa.launch.clear_rows import clear_rows
@@ -85,7 +84,7 @@ def attention(call: Call, key: Key | None) -> Any:
     ----------
     call : Call
     key : tuple or None
-        Its key, if `cufa.api.fp8_known` may remember it.
+        Its key, if `cufa.launch.fp8_calls` may remember it.
 
     Raises
     ------
@@ -116,17 +115,15 @@ def attention(call: Call, key: Key | None) -> Any:
     problem = problem._replace(scale=abs(problem.scale))
     view = call.view(result)
     into = _writable(view)
-    if into is not view:
-        key = None
-        if is_packed:  # where rows that no sequence has stay as they are
-            into[...] = view
+    if into is not view and is_packed:  # where rows that no sequence has stay as they are
+        into[...] = view
     its = launch.prepared(plan, problem, operands, into, extras, call.ndim)
-    more = extras.addresses(plan.variant)
-    its(*launch.addresses(*operands, into, lse), *more)
-    if key is not None and _are_whole(operands, arrays) and _are_read(launches, fp8.given):
-        kinds = tuple(each.prepared for each in launches)
-        known = fp8_known.Known(its, more, kinds, shape, lse_shape, result.dtype)
-        fp8_known.remember(key, known)
+    values, scales = [x.values for x in operands], [x.scales for x in operands]
+    its(*launch.addresses(values, scales, into, lse), *extras.addresses(plan.variant))
+    if key is not None and into is view and _copies_nothing(operands, arrays, launches, fp8.given):
+        quantizers = tuple(each.quantizer for each in launches)
+        known = fp8_calls.Known(its, quantizers, shape, lse_shape, result.dtype)
+        fp8_calls.remember(key, known)
     if into is not view:
         view[...] = into
     if is_packed and not isinstance(call.operands.lengths["cu_seqlens_q"], np.ndarray):
@@ -153,19 +150,19 @@ def _operands(arrays: dict[str, Quantized], problem: Problem) -> launch.Operands
     )
 
 
-def _are_whole(operands: launch.Operands, arrays: dict[str, Quantized]) -> bool:
-    """Whether the kernel takes arrays in 8 bits as they are."""
-    return all(
-        operand.values is x.values and operand.scales is x.scales
-        for operand, x in zip(operands, arrays.values(), strict=True)
-    )
-
-
-def _are_read(launches: list[quantize.Launches], given: dict[str, Array]) -> bool:
-    """Whether those of the caller's arrays that are quantized are so as they are."""
-    return all(
-        each.x.data.ptr == x.data.ptr for each, x in zip(launches, given.values(), strict=False)
-    )
+def _copies_nothing(
+    operands: launch.Operands,
+    arrays: dict[str, Quantized],
+    launches: list[quantize.Launches],
+    given: dict[str, Any],
+) -> bool:
+    """Whether kernels read the caller's arrays, and what was quantized, where they are."""
+    stored = zip(operands, arrays.values(), strict=True)
+    if any(x.values is not y.values or x.scales is not y.scales for x, y in stored):
+        return False
+    # There are no launches for arrays in 8 bits, else one for each array.
+    read = zip(launches, given.values(), strict=bool(launches))
+    return all(each.x.data.ptr == x.data.ptr for each, x in read)
 
 
 def _contiguous(name: str, array: Array) -> Array:

@@ -13,7 +13,7 @@ from cufa.launch import quantize as launch
 from cufa.launch.calls import on_device
 from cufa.problem.lengths import check_integers, check_offsets
 from cufa.quantized.axes import check_axes
-from cufa.quantized.quantized import Quantized, of_fields
+from cufa.quantized.quantized import Quantized, unchecked
 from cufa.quantized.scales import check_granularity, check_sequences
 from cufa.quantized.sequences import laid_out
 from cufa.quantized.transposed import transposed as in_blocks
@@ -112,16 +112,14 @@ def quantize(
     True
     """
     how = granularity, block, hadamard, seed, smooth, transposed, layout
-    launches: list[launch.Launches] = []
-    made = quantized("x", x, launches, *how, cu_seqlens)
+    made, launches = prepare("x", x, *how, cu_seqlens)
     launch.run(launches)
     return made
 
 
-def quantized(
+def prepare(
     name: str,
     x: Array,
-    launches: list[launch.Launches],
     granularity: str = "block",
     block: int | None = None,
     hadamard: bool = False,
@@ -131,8 +129,8 @@ def quantized(
     layout: str = "bhsd",
     cu_seqlens: Array | None = None,
     used: Array | None = None,
-) -> Quantized:
-    """Do what `quantize` does, but add launches on a GPU to a list in place of launching them.
+) -> tuple[Quantized, list[launch.Launches]]:
+    """Do what `quantize` does, but on a GPU return the launches in place of launching them.
 
     Errors name the array and its `OFFSETS`. `used` says how many rows of each sequence count: the
     others become zeros, whatever they hold. It has been checked, and is int32 on a GPU.
@@ -144,6 +142,7 @@ def quantized(
     check_flag("smooth", smooth)
     check_flag("transposed", transposed)
     how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
+    launches: list[launch.Launches] = []
     if cu_seqlens is not None:
         check_sequences(OFFSETS[name], layout, rows, smooth)
         cu_seqlens = _offsets(OFFSETS[name], cu_seqlens, x.shape[0], xp)
@@ -154,9 +153,9 @@ def quantized(
                 f"smooth must be False for CuPy arrays: cupy.asnumpy({name}) makes a NumPy array"
             )
         four = as_bhsd(x, layout)
-        values, scales, its = launch.quantize(name, four, *how, transposed, cu_seqlens, used)
-        mean = None
-        launches += its
+        its = launch.prepare(name, four, *how, transposed, cu_seqlens, used)
+        values, scales, mean = its.values, its.scales, None
+        launches.append(its)
     else:
         four = as_bhsd(np.asarray(x), layout)
         if cu_seqlens is not None:
@@ -164,7 +163,18 @@ def quantized(
         values, scales, mean = cpu.quantize(four, *how, smooth, used)
         if transposed:
             values = in_blocks(values.view(np.uint8), np).view(values.dtype)
-    return of_fields(values, scales, x.shape, x.dtype, *how, layout, mean, transposed, cu_seqlens)
+    made = unchecked(
+        values=values,
+        scales=scales,
+        shape=x.shape,
+        dtype=x.dtype,
+        **dict(zip(("granularity", "block", "hadamard", "seed"), how, strict=True)),
+        layout=layout,
+        mean=mean,
+        transposed=transposed,
+        cu_seqlens=cu_seqlens,
+    )
+    return made, launches
 
 
 def _offsets(name: str, cu_seqlens: Any, tokens: int, xp: Any) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from cufa.api.quantize import Granularity, quantized
+from cufa.api.quantize import Granularity, prepare
 from cufa.arrays import AnyArray, Array, module_of_all
 from cufa.checks import check_flag
 from cufa.launch import quantize as launch
@@ -68,7 +68,7 @@ def quantize_qkv(
         given, needed = ("q", "k") if cu_seqlens_k is None else ("k", "q")
         raise ValueError(f"cu_seqlens_{needed} is needed with cu_seqlens_{given}")
     offsets = {"q": cu_seqlens_q, "k": cu_seqlens_k, "v": cu_seqlens_k}
-    made, launches = quantized_qkv(
+    made, launches = prepare_qkv(
         arrays,
         offsets,
         hadamard=check_flag("hadamard", hadamard),
@@ -82,7 +82,7 @@ def quantize_qkv(
     return made["q"], made["k"], made["v"]
 
 
-def quantized_qkv(
+def prepare_qkv(
     arrays: Mapping[str, Array],
     offsets: Mapping[str, Array | None],
     used: Mapping[str, Array | None] | None = None,
@@ -94,20 +94,18 @@ def quantized_qkv(
     """Return q, k and v in 8 bits, and on a GPU the launches that write them.
 
     `hadamard` applies to q and k, `transposed` to v. `offsets` and `used` are by array: they are
-    `cu_seqlens` and `used` of `quantized`, and `how` are others of its arguments.
+    `cu_seqlens` and `used` of `prepare`, and `how` are others of its arguments.
     """
-    launches: list[launch.Launches] = []
-    made = {
-        name: quantized(
+    made, launches = {}, []
+    for name, x in arrays.items():
+        made[name], its = prepare(
             name,
             x,
-            launches,
             hadamard=hadamard and name != "v",
             transposed=transposed and name == "v",
             cu_seqlens=offsets[name],
             used=used[name] if used else None,
             **how,
         )
-        for name, x in arrays.items()
-    }
+        launches += its
     return made, launches

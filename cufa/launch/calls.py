@@ -13,7 +13,7 @@ from cufa.launch.capture import is_capturing, refuse_memory
 from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
-from cufa.launch.signature import Key
+from cufa.launch.signature import Key, types_in
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.lengths import LENGTHS, is_readable
 from cufa.problem.parse import restore_shape
@@ -34,11 +34,6 @@ _current_device: Any = None
 def dtype_of(array: object) -> object:
     """Return the dtype of what may be an array; None if it has none."""
     return getattr(array, "dtype", None)
-
-
-def types_in(choice: object) -> object:
-    """Return the types of what a tuple holds; None for other objects."""
-    return (*map(type, choice),) if isinstance(choice, tuple) else None
 
 
 def on_device(name: str, array: Array | None) -> Array | None:

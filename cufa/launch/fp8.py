@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from cufa.arrays import Array, Ints
 from cufa.features.parts import is_uneven
@@ -28,18 +29,6 @@ _ADDRESSES = (
 # To TMA, two bytes are a number of 16 bits; and as many rows of Q come at once.
 _TWO_BYTES, _PAIR, _ROWS = "float16", 2, 64
 _ONE_BLOCK = 31  # log2 of the rows of a block that is all of a head
-
-
-class Stored(Protocol):
-    """What has values and scales."""
-
-    @property
-    def values(self) -> Array:
-        """Those of `Operand`."""
-
-    @property
-    def scales(self) -> Array:
-        """Those of `Operand`."""
 
 
 class Operand(NamedTuple):
@@ -125,27 +114,24 @@ def prepared(
 
 
 def addresses(
-    q: Stored,
-    k: Stored,
-    v: Stored,
-    out: Array,
-    lse: Array | None,
+    values: Iterable[Array], scales: Iterable[Array], out: Array, lse: Array | None
 ) -> Ints:
     """Return the addresses that a launch is given first.
 
     Parameters
     ----------
-    q, k, v : object
-        With values and scales as the kernel takes them.
+    values, scales : iterable of array
+        Those of q, k and v, see `Operand`.
     out : array
         As in `prepared`.
     lse : array of float32, (batch, heads_q, seq_q), optional
         C-contiguous.
     """
+    at_lse = 0 if lse is None else lse.data.ptr
     return (
-        *(q.values.data.ptr, k.values.data.ptr, v.values.data.ptr, out.data.ptr),
-        *(0 if lse is None else lse.data.ptr, q.scales.data.ptr, k.scales.data.ptr),
-        v.scales.data.ptr,
+        *(x.data.ptr for x in values),
+        *(out.data.ptr, at_lse),
+        *(x.data.ptr for x in scales),
     )
 
 
@@ -174,8 +160,8 @@ def _made(
         drawn = counters.of_device(device_id)  # blocks draw the tiles that wait for them
         drawn.reserve()
         memory = layout.words["params.tiles_drawn"], drawn.take
-    addresses = ((name, i) for i, name in enumerate(_ADDRESSES))
-    places = layout.places(addresses, len(_ADDRESSES), extras)
+    first = ((name, i) for i, name in enumerate(_ADDRESSES))
+    places = layout.places(first, len(_ADDRESSES), extras)
     return launch_of(plan.variant, plan.grid, content, places, plan.block, memory)
 
 

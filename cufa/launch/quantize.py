@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from cufa import device as devices
 from cufa.arrays import Array, Ints
-from cufa.launch.auxiliary import address, are_aligned, prepared, tensor
+from cufa.launch.auxiliary import address, are_aligned, tensor
+from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.capture import refuse_memory
 from cufa.launch.decode import divisor
 from cufa.launch.launch import Launch
@@ -24,43 +25,37 @@ from cufa.specs.structs import numbers_of
 _WAY_OUT = "quantize it before the capture, or"
 _CHUNK = 8  # columns; rows have a multiple of it
 _ALL = 31  # log2 of the rows of a block that is all of a head
-_PREPARED = 128  # kinds of arrays that are remembered
+_REMEMBERED = 128  # quantizers
 
-_OFFSETS = {name: offset // 8 for name, offset, _ in numbers_of(spec.SPEC.params)}
-_PLACES = tuple(
-    (_OFFSETS[name], i)
-    for i, name in enumerate(("x.data", "values", "scales", "largest", "cu_seqlens", "used"))
-)
+_ADDRESSES = "x.data", "values", "scales", "largest", "cu_seqlens", "used"
+_WORDS = {name: offset // 8 for name, offset, _ in numbers_of(spec.SPEC.params)}
+_PLACES = tuple((_WORDS[name], i) for i, name in enumerate(_ADDRESSES))
 
 
-class Prepared(NamedTuple):
-    """What arrays of one kind have in common.
+class Quantizer(NamedTuple):
+    """The launches that quantize arrays of one shape, dtype and set of options.
+
+    Each launch is given the addresses of `Launches.arrays`.
 
     Attributes
     ----------
-    values, scales : tuple of int
-        Shapes.
+    values_shape, scales_shape : tuple of int
     passes : tuple of Launch
-        The launches, one after the other. They are given the addresses of the array, its values,
-        its scales, memory for the largest numbers, offsets and lengths.
+        One after the other; none if there is nothing to read.
     overlapping : tuple of Launch
-        The same, to follow launches of another array: a single one does not wait for them before
-        it begins.
+        The same behind launches for another array: a launch of one pass begins before they end.
     """
 
-    values: Ints
-    scales: Ints
+    values_shape: Ints
+    scales_shape: Ints
     passes: tuple[Launch, ...]
     overlapping: tuple[Launch, ...]
 
 
 class Launches(NamedTuple):
-    """The launches that quantize an array, and the arrays whose addresses they are given.
+    """A quantizer, and the arrays of its launches, which must live until these are queued."""
 
-    These must live until the launches are in the stream.
-    """
-
-    prepared: Prepared
+    quantizer: Quantizer
     x: Array
     values: Array
     scales: Array
@@ -68,24 +63,32 @@ class Launches(NamedTuple):
     cu_seqlens: Array | None = None
     used: Array | None = None
 
+    @property
+    def arrays(self) -> tuple[Array | None, ...]:
+        """Those whose addresses a launch is given, as `_ADDRESSES` names them."""
+        return self[1:]
 
-_prepared: dict[Key, Prepared] = {}
+
+_quantizers: dict[Key, Quantizer] = {}
 
 
-def run(launches: Sequence[Launches]) -> None:
+def run(launches: Iterable[Launches]) -> None:
     """Quantize arrays on the current device and stream.
 
     All memory of all arrays must exist before. Then no array depends on the launch of another one.
     A launch of one pass begins while the one in front still runs, and ends after it, where launches
     may overlap at all (`cufa.compiler.dependent`). So memory is busy from one array to the next.
     """
-    for i, (its, *arrays) in enumerate(launches):
-        addresses = [*map(address, arrays)]
-        for launch in its.overlapping if i else its.passes:
+    is_first = True
+    for each in launches:
+        addresses = [*map(address, each.arrays)]
+        quantizer = each.quantizer
+        for launch in quantizer.passes if is_first else quantizer.overlapping:
             launch(*addresses)
+            is_first = False
 
 
-def quantize(
+def prepare(
     name: str,
     x: Array,
     granularity: str,
@@ -95,8 +98,8 @@ def quantize(
     transposed: bool,
     cu_seqlens: Array | None = None,
     used: Array | None = None,
-) -> tuple[Array, Array, list[Launches]]:
-    """Return bytes and scales, as `cufa.Quantized` holds them, and the launches that write them.
+) -> Launches:
+    """Return the launches that quantize an array, with the bytes and scales that they will write.
 
     Parameters
     ----------
@@ -129,29 +132,29 @@ def quantize(
     how = granularity, block, hadamard, seed, transposed
     sequences = None if cu_seqlens is None else cu_seqlens.size - 1
     key = device_id, x.dtype, x.shape, x.strides, *how, sequences
-    its = _prepared.get(key)
-    if its is None:
-        its = remember(_prepared, key, _made(device, x, *how, sequences), _PREPARED)
-    made = of_kind(its, x)
-    if not its.passes:
-        made.scales.fill(1), made.values.fill(0)
-        return made.values, made.scales, []
+    quantizer = _quantizers.get(key)
+    if quantizer is None:
+        quantizer = _made(device, x, *how, sequences)
+        remember(_quantizers, key, quantizer, _REMEMBERED)
     largest = None
-    if block is None or block > spec.ROWS:
+    if len(quantizer.passes) > 1:
         shown = f"granularity={granularity!r}" if block is None else f"block={block}"
         way_out = f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer"
         refuse_memory(f"{shown} needs memory of its own", way_out)
-        largest = cupy.zeros(its.scales, np.uint32)
-    made = made._replace(largest=largest, cu_seqlens=cu_seqlens, used=used)
-    return made.values, made.scales, [made]
+        largest = cupy.zeros(quantizer.scales_shape, np.uint32)
+    launches = launches_for(quantizer, x)
+    if not quantizer.passes:
+        launches.scales.fill(1)
+        launches.values.fill(0)
+    return launches._replace(largest=largest, cu_seqlens=cu_seqlens, used=used)
 
 
-def of_kind(prepared: Prepared, x: Array) -> Launches:
-    """Return the launches for an array whose kind is known, with memory for what they write."""
+def launches_for(quantizer: Quantizer, x: Array) -> Launches:
+    """Return the launches of one pass for an array, with memory for its values and scales."""
     import cupy
 
-    values = cupy.empty(prepared.values, np.uint8)
-    return Launches(prepared, x, values, cupy.empty(prepared.scales, np.float32))
+    values = cupy.empty(quantizer.values_shape, np.uint8)
+    return Launches(quantizer, x, values, cupy.empty(quantizer.scales_shape, np.float32))
 
 
 def _made(
@@ -163,20 +166,18 @@ def _made(
     seed: int,
     transposed: bool,
     sequences: int | None,
-) -> Prepared:
-    """Return what arrays like this one have in common; no launches if there is nothing to do."""
+) -> Quantizer:
+    """Return the quantizer of arrays like this one."""
     batch, heads, rows, head_dim = x.shape
     columns, blocks, seq = columns_of(head_dim), -(-rows // spec.ROWS), rows
     if sequences is not None:
         blocks = blocks_of(rows, sequences)
         seq = blocks * spec.ROWS
     stored = (blocks, columns, spec.ROWS) if transposed else (seq, columns)
-    of_values, of_scales = (
-        (batch, heads, *stored),
-        shape_of_scales(granularity, block, (batch, heads, seq)),
-    )
+    values_shape = batch, heads, *stored
+    scales_shape = shape_of_scales(granularity, block, (batch, heads, seq))
     if x.size == 0 or sequences == 0:
-        return Prepared(of_values, of_scales, (), ())
+        return Quantizer(values_shape, scales_shape, (), ())
     parameter = np.zeros(1, spec.SPEC.params)
     p = parameter[0]
     p["x"] = tensor(x)
@@ -187,20 +188,18 @@ def _made(
     p["rows"], p["seq"], p["head_dim"] = rows, seq, head_dim
     p["sequences"] = batch if sequences is None else sequences
     p["block_log2"] = _ALL if block is None else block.bit_length() - 1
-    p["scales_a_head"] = 0 if granularity == "tensor" else of_scales[2]
-    its = spec.shape(columns)
-    grid = min(tiles, device.sm_count * its.blocks_per_sm)
-    parts = (
-        [spec.WHOLE] if block is not None and block <= spec.ROWS else [spec.LARGEST, spec.CONVERT]
-    )
+    p["scales_a_head"] = 0 if granularity == "tensor" else scales_shape[2]
+    shape = spec.shape(columns)
+    grid = min(tiles, device.sm_count * shape.blocks_per_sm)
+    is_whole = block is not None and block <= spec.ROWS
+    parts = (spec.WHOLE,) if is_whole else (spec.LARGEST, spec.CONVERT)
     kernels = [spec.instance(x.dtype.name, columns, hadamard, transposed, part) for part in parts]
 
-    def launches() -> tuple[Launch, ...]:
-        return tuple(prepared(each, grid, parameter, _PLACES, its.threads) for each in kernels)
+    def passes(overlaps: bool) -> tuple[Launch, ...]:
+        p["overlaps"] = overlaps
+        return tuple(launch_of(each, grid, parameter, _PLACES, shape.threads) for each in kernels)
 
-    passes = launches()
-    p["overlaps"] = len(passes) == 1
-    return Prepared(of_values, of_scales, passes, launches())
+    return Quantizer(values_shape, scales_shape, passes(False), passes(is_whole))
 
 
 def _readable(name: str, x: Array) -> Array:

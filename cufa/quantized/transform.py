@@ -29,7 +29,7 @@ def together(columns: int) -> int:
     return columns & -columns
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(64)  # Philox takes the host longer than a launch
 def sign_bits(seed: int, columns: int) -> np.ndarray:
     """Return words with a bit for each column, from the lowest on: set where the sign changes.
 
@@ -41,7 +41,7 @@ def sign_bits(seed: int, columns: int) -> np.ndarray:
     zero = np.zeros_like(counter)
     words = np.stack(philox((counter, zero, zero, zero), seed), axis=-1)
     found: np.ndarray = words.ravel()[: columns // 32].astype(np.uint32)
-    found.flags.writeable = False
+    found.flags.writeable = False  # all callers have the same array
     return found
 
 

@@ -15,7 +15,9 @@ from benchmarks.fp8 import quantized
 from benchmarks.host_clock import WARM, Batch, medians
 from benchmarks.host_decode import DECODE_CASES, DecodeCases
 from benchmarks.inputs import Operands, to_torch
+from cufa import device as devices
 from cufa.explorer.clock import Call
+from cufa.specs import FP8_KERNELS
 
 CALLS = 50
 """Calls between two synchronisations: few enough that the launch queue never fills."""
@@ -23,6 +25,7 @@ CALLS = 50
 BATCHES = 60
 
 CASES_IN_8_BITS = "fp8", "from_16_bits"
+FP8 = "fp8_wgmma"
 
 LONGEST = 512
 """The longest of the new lengths."""
@@ -64,7 +67,7 @@ def _kernel_of(case: str, cell: Cell, kernel: str | None) -> str:
     if case in DECODE_CASES:
         return "decode"
     if case in CASES_IN_8_BITS:
-        return "fp8_wgmma"
+        return FP8
     return planned(Operands(cell, cupy.random.default_rng(0)), kernel).kernel
 
 
@@ -120,20 +123,23 @@ class _Bench:
         }
 
     def _cases_in_8_bits(self, cell: Cell) -> dict[str, tuple[Cell, Batch]]:
-        """Return those of arrays in 8 bits, and of arrays that the call quantizes."""
+        """Return the cases in 8 bits: of quantized arrays, and of arrays that a call quantizes."""
         if self._kernel is not None:
+            return {}
+        if not FP8_KERNELS[FP8].runs_on(devices.current()):
+            say(f"{FP8} is not for this GPU")
             return {}
         x = Operands(cell, cupy.random.default_rng(0))
         arrays, calls = quantized(x), self._calls(x.q, x.k, x.v)
-        own: dict[str, Call] = {
-            "fp8": lambda: self._attention(*arrays, out_dtype=x.q.dtype),
-            "from_16_bits": lambda: self._attention(x.q, x.k, x.v, precision="fp8"),
-        }
+        own: tuple[Call, ...] = (
+            lambda: self._attention(*arrays, out_dtype=x.q.dtype),
+            lambda: self._attention(x.q, x.k, x.v, precision="fp8"),
+        )
 
         def batch(call: Call) -> Batch:
             return lambda: {name: [each] * CALLS for name, each in (calls | {"cufa": call}).items()}
 
-        return {case: (cell, batch(call)) for case, call in own.items()}
+        return {name: (cell, batch(x)) for name, x in zip(CASES_IN_8_BITS, own, strict=True)}
 
     def _decode_cases(self) -> dict[str, tuple[Cell, Batch]]:
         """Return those of `cufa.decode`, which no kernel of attention's can be forced on."""

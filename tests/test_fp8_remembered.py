@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from played_gpu import Gpu, Stream, on_gpu
 
 import cufa
+from cufa.launch import fp8_calls
 
 #: Types are the concern of tests/test_types.py.
 attention: Any = cufa.attention
@@ -46,6 +48,12 @@ def test_are_not_checked_in_full_again(gpu: Gpu, run: Run) -> None:
     assert launched == [4, 8, 12]
 
 
+def test_all_options_are_part_of_the_key() -> None:
+    parameters = inspect.signature(cufa.attention).parameters.values()
+    others = [p.name for p in parameters if p.default is not None and p.name not in "qkv"]
+    assert set(others) <= set(fp8_calls.OPTIONS)
+
+
 @runs
 def test_options_are_not_those_of_another_call(gpu: Gpu, run: Run) -> None:
     calls: list[dict[str, Any]] = [
@@ -61,7 +69,7 @@ def test_options_are_not_those_of_another_call(gpu: Gpu, run: Run) -> None:
             out = result[0] if options.get("return_lse") else result
             assert out.shape == options.get("x", array()).shape
             assert out.dtype.name == options.get("out_dtype", "float16")
-    # The last one's strides are not those of what it is quantized to.
+    # Quantized, the strided array is like the first one.
     assert gpu.parsed == len(calls) - (run is in_8_bits)
 
 

@@ -1,0 +1,63 @@
+"""Keys of calls on CuPy arrays that are remembered whole: a call like it is launched at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from cufa.arrays import ALIGNMENT
+from cufa.launch.signature import Key, types_in
+from cufa.quantized.quantized import Quantized
+
+_IGNORED = "other_names"  # empty, or the call had raised an error
+
+
+def key_of(
+    arguments: Mapping[str, Any], arrays: Collection[str], options: Collection[str]
+) -> Key | None:
+    """Return the key of a call, or None if it is not to be remembered.
+
+    Calls with the same key differ in nothing but addresses, which have the same alignment.
+
+    Parameters
+    ----------
+    arguments : mapping
+        The arguments of the call, by name. Those that are neither `arrays` nor `options` must be
+        None.
+    arrays : collection of str
+        Names of arguments that must be CuPy arrays, or `cufa.Quantized` of such.
+    options : collection of str
+        Names of arguments that are part of the key. They must be hashable.
+    """
+    described = [_described(arguments.get(name)) for name in arrays]
+    if None in described:
+        return None
+    allowed = {*arrays, *options, _IGNORED}
+    if any(x is not None for name, x in arguments.items() if name not in allowed):
+        return None
+    import cupy
+
+    # Types as well, as in `calls.run`: True == 1.
+    given = ((x, type(x), types_in(x)) for x in (arguments[name] for name in options))
+    key = cupy.cuda.runtime.getDevice(), *described, *given
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _described(x: Any) -> Key | None:
+    """Return an array's part of a key; None for other objects than CuPy arrays."""
+    if isinstance(x, Quantized):
+        values, scales = _described(x.values), _described(x.scales)
+        if values is None or scales is None:
+            return None
+        fields = x.shape, x.dtype, x.granularity, x.block, x.hadamard, x.seed, x.layout
+        return *fields, x.transposed, x.mean is None, x.cu_seqlens is None, *values, *scales
+    cupy = sys.modules.get("cupy")  # calls on NumPy arrays need no CuPy
+    if cupy is None or not isinstance(x, cupy.ndarray):
+        return None
+    data = x.data
+    return x.shape, x.strides, x.dtype, data.device_id, data.ptr % ALIGNMENT
