@@ -28,6 +28,7 @@ from cufa.launch import (
     counters,
     fp8,
     fp8_calls,
+    gradient_calls,
     params,
     quantize,
     scratch,
@@ -582,6 +583,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(quantize, "_quantizers", {})
     monkeypatch.setattr(fp8, "_prepared", {})
     monkeypatch.setattr(fp8_calls, "_known", {})
+    monkeypatch.setattr(gradient_calls, "_known", {})
     clear_rows._prepared.cache_clear()
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})

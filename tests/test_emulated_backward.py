@@ -506,3 +506,25 @@ def test_keys_of_no_query_and_keys_not_in_use(rng: np.random.Generator) -> None:
     gradients_of(given, [on_gpu(x) for x in (cu_q, cu_k)], on_device, **into)
     for written, array in zip(into.values(), found, strict=True):
         np.testing.assert_array_equal(written.get(), array.get())
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@forms
+@exhaustive("backward", but=lambda form, layout: form is MMA)
+def test_calls_like_an_earlier_one(
+    gpu: Gpu, rng: np.random.Generator, form: Case, layout: str
+) -> None:
+    """They compute with their own arrays."""
+    sizes = (1, 2, 1, 45, 71)
+    for wrt in (("q", "k", "v"), ("v", "q")):
+        for _ in range(2):
+            arrays = drawn(rng, form, sizes, causal=True)
+            dout, q, k, v, *_ = arrays
+            given = [x.swapaxes(1, 2) if layout == "bshd" and x.ndim == 4 else x for x in arrays]
+            given = [np.ascontiguousarray(x) for x in given]
+            found = gradients(tuple(given), wrt=wrt, causal=True, layout=layout)
+            if layout == "bshd":
+                found = {name: x.swapaxes(1, 2) for name, x in found.items()}
+            ExpectedGradients(dout, q, k, v, causal=True).assert_accepts(found, f"{form} {wrt}")
+    copied = any(n * DTYPES[form[1]].itemsize % 16 for n in form[2:])  # by each call
+    assert gpu.parsed == (4 if copied else 2)

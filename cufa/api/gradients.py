@@ -15,7 +15,7 @@ from cufa.cpu import attention as cpu
 from cufa.cpu.backward import attention_backward as on_cpu
 from cufa.features.dropout import check_dropout
 from cufa.features.expression.tracing import check, read_by
-from cufa.launch import backward
+from cufa.launch import backward, gradient_calls
 from cufa.launch.array_sums import wanted_of
 from cufa.planner.backward import BackwardPlan
 from cufa.planner.backward_model import explained as plan_explained
@@ -43,6 +43,10 @@ def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
     given : mapping
         The arguments of `attention_backward`, or of `attention_varlen_backward`, by name.
     """
+    key = gradient_calls.key_of(given)
+    known = None if key is None else gradient_calls.run(key, given)
+    if known is not None:
+        return known
     call, wrt, named = _checked(given)
     forward, into = ({name: given[name] for name in names} for names in (FORWARD, INTO))
     dout, out, lse = check_results(forward, given["q"], call.shapes, call.xp)
@@ -54,8 +58,13 @@ def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
         place = into.get(f"d{name}") if name in TENSORS else None  # a function may read a "dbias"
         array = named[name]
         found[name] = call.xp.empty(array.shape, array.dtype) if place is None else place
-    compute = _on_cpu if call.xp is np else _on_gpu
-    compute(call, results, found)
+    if call.xp is np:
+        _on_cpu(call, results, found)
+        return tuple(found.values())
+    prepared = _on_gpu(call, results, found)
+    is_read = results.lse.data.ptr == given["lse"].data.ptr  # where it is
+    if key is not None and prepared is not None and is_read:
+        gradient_calls.remember(key, prepared)
     return tuple(found.values())
 
 
@@ -116,15 +125,18 @@ def _read_of(wrt: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in wrt if name not in WRT)
 
 
-def _on_gpu(call: Call, results: Results, found: Mapping[str, Array]) -> None:
-    """Compute gradients of CuPy arrays; arguments as `_on_cpu` takes them."""
+def _on_gpu(call: Call, results: Results, found: Mapping[str, Array]) -> backward.Prepared | None:
+    """Compute gradients of CuPy arrays; arguments as `_on_cpu` takes them.
+
+    Returns the launches, if those of a call like this one need nothing else.
+    """
     extras, sums = call.extras(), call.mods.sums
     for name, array in found.items():
         if name not in WRT and name not in sums:  # the function only refers to it
             array.fill(0)
     views = {name: call.view(x) if name in TENSORS else x for name, x in found.items()}
     whole = call.problem, call.operands, results, _gradients(views, sums), extras
-    backward.attention_backward(*whole, call.arguments["deterministic"], call.ndim)
+    return backward.attention_backward(*whole, call.arguments["deterministic"], call.ndim)
 
 
 def _on_cpu(call: Call, results: Results, found: Mapping[str, Array]) -> None:

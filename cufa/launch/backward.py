@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cufa import device as devices
-from cufa.arrays import ALIGNMENT, Array, Operands, copied, readable, whole_chunks
+from cufa.arrays import ALIGNMENT, Array, Ints, Operands, copied, readable, whole_chunks
 from cufa.dtypes import DTYPES
 from cufa.features.parts import ARRAYS
 from cufa.launch import workspace
@@ -47,7 +47,7 @@ _WAY_OUT = (
 _SINKS = ARRAYS.index("sinks")
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """The launches of calls with the same shapes, strides and options.
 
     Each is given `_ADDRESSES`, those of sums, those of `Extras.flat`, and the seed.
@@ -57,7 +57,7 @@ class _Prepared(NamedTuple):
     launches: tuple[Launch, ...]
 
 
-_prepared: dict[Key, _Prepared] = {}
+_prepared: dict[Key, Prepared] = {}
 
 
 def attention_backward(
@@ -69,8 +69,11 @@ def attention_backward(
     deterministic: bool,
     ndim: int = 4,
     forced: BackwardVariant | None = None,
-) -> None:
+) -> Prepared | None:
     """Compute gradients on the current device and stream.
+
+    Returns what `run` needs for a call of arrays like these, or None if it needs more: if arrays
+    are copied, or if there are others than those of `run`.
 
     Parameters
     ----------
@@ -110,7 +113,7 @@ def attention_backward(
     if 0 in sizes or (problem.kv == "Varlen" and problem.sequences == 0):
         for array in (*wanted.values(), *sinks, *others):
             array.fill(0)
-        return
+        return None
     arrays = _taken(given, wanted, negative=problem.scale < 0)
     lse = results.lse
     if not lse.flags.c_contiguous:
@@ -129,32 +132,85 @@ def attention_backward(
         asked = wrt, deterministic, wanted_of(problem, gradients, ndim), forced
         call = _prepare(problem, arrays, extras.described(infos), asked, ndim, device_id)
         remember(_prepared, key, call, _PREPARED)
-    (plan, launches), kept = call, workspace.of_device(device_id)
+    unwritten = () if problem.kv == "Dense" else tuple(wanted)
+
+    def clear() -> None:
+        for name in unwritten:
+            _clear_rows(name, arrays[name], problem, extras)
+
+    of_sinks = (extras.arrays[_SINKS], *sinks) if sinks else ()
+    addresses = extras.addresses(call.plan.variant)
+    run(call, arrays, lse, _Rest(of_sinks, others, addresses, clear))
+    for name, array in wanted.items():
+        if arrays[name] is not array:
+            array[...] = arrays[name]
+    has_rest = bool(sinks or others or unwritten or any(addresses)) or extras.seed is not None
+    copies = lse is not results.lse or any(
+        arrays[name] is not array for name, array in (given | wanted).items()
+    )
+    return None if has_rest or copies else call
+
+
+class _Rest(NamedTuple):
+    """Other arrays of a call, and what it does besides.
+
+    Attributes
+    ----------
+    sinks : tuple of array
+        The sinks and their gradient, if that is asked for.
+    gradients : tuple of array
+        Those of other arrays, in the order of the plan's sums.
+    addresses : tuple of int
+        Those of `Extras`.
+    clear : callable
+        Zeroes what the products do not write.
+    """
+
+    sinks: tuple[Array, ...] = ()
+    gradients: tuple[Array, ...] = ()
+    addresses: Ints = ()
+    clear: Callable[[], object] = lambda: None
+
+
+_NO_REST = _Rest()
+
+
+def run(call: Prepared, arrays: Mapping[str, Array], lse: Array, rest: _Rest = _NO_REST) -> None:
+    """Run prepared launches on the current stream.
+
+    Parameters
+    ----------
+    call : Prepared
+    arrays : mapping
+        q, k, v, o, d_out, and the gradients dq, dk and dv that are asked for.
+    lse : array
+        C-contiguous.
+    rest : _Rest
+        Nothing, for a call that `attention_backward` returned.
+    """
+    import cupy
+
+    (plan, launches), kept = call, workspace.of_device(cupy.cuda.runtime.getDevice())
     with kept.lock:
         memory = kept.take(plan.workspace_words)
         start = memory.data.ptr
         rows = plan.row_lse, plan.row_delta, plan.dq_sums, plan.kv_sums
         places = *rows, plan.turns, plan.drawn, plan.arrays.chains
-        for name in wanted if problem.kv != "Dense" else ():
-            _clear_rows(name, arrays[name], problem, extras)
-        sums = _cleared(plan, memory, others)
+        rest.clear()
+        sums = _cleared(plan, memory, rest.gradients)
+        of_sinks = [x.data.ptr for x in rest.sinks] or [0, 0]
         addresses = (
             *(arrays[name].data.ptr if name in arrays else 0 for name in _TENSORS),
-            lse.data.ptr,
-            extras.arrays[_SINKS].data.ptr if sinks else 0,
-            sinks[0].data.ptr if sinks else 0,
+            *(lse.data.ptr, *of_sinks),
             *(start + 4 * place if place >= 0 else 0 for place in places),
-            *(x.data.ptr for pair in zip(sums, others, strict=True) for x in pair),
-            *extras.addresses(plan.variant),
+            *(x.data.ptr for pair in zip(sums, rest.gradients, strict=True) for x in pair),
+            *rest.addresses,
         )
         for launch in launches:
             launch(*addresses)
-        for each, found, array in zip(plan.arrays.sums, sums, others, strict=True):
+        for each, found, array in zip(plan.arrays.sums, sums, rest.gradients, strict=True):
             if each.dtype not in DTYPES:
                 array[...] = found.reshape(array.shape)
-    for name, array in wanted.items():
-        if arrays[name] is not array:
-            array[...] = arrays[name]
 
 
 def _clear_rows(name: str, gradient: Array, problem: Problem, extras: Extras) -> None:
@@ -212,7 +268,7 @@ def _prepare(
     asked: tuple[list[str], bool, tuple[Wanted, ...], BackwardVariant | None],
     ndim: int,
     device_id: int,
-) -> _Prepared:
+) -> Prepared:
     """Return the plan and the launches of calls like this one."""
     device = devices.of_id(device_id)
     # Kernels take a scale that is not negative: Q comes negated, and dQ takes the sign.
@@ -251,7 +307,7 @@ def _prepare(
         last = finishing(sums, len(_ADDRESSES) + 2 * i)
         if last is not None:
             launches.append(last)
-    return _Prepared(plan, tuple(launches))
+    return Prepared(plan, tuple(launches))
 
 
 def _has_map(name: str, array: Array) -> bool:
