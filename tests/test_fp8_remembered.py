@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from played_gpu import Gpu, Stream, on_gpu
 
 import cufa
-from cufa.launch import fp8_calls
+from cufa.launch import counters, fp8_calls
 
 #: Types are the concern of tests/test_types.py.
 attention: Any = cufa.attention
@@ -82,6 +84,8 @@ def test_equal_values_of_other_types_are_refused(gpu: Gpu, run: Run) -> None:
             run(**{name: value})
     with pytest.raises(TypeError, match="window"):
         run(window=[1, 0])
+    with pytest.raises(TypeError, match="scale"):
+        run(scale=memoryview(bytearray(b"x")))  # whose hash raises ValueError
 
 
 @runs
@@ -138,3 +142,26 @@ def test_captures(gpu: Gpu) -> None:
     attention(*arrays, out_dtype=np.float16)
     with pytest.raises(ValueError, match="precision: q, k and v would be quantized"):
         from_16_bits(x)
+
+
+def test_a_first_call_in_a_capture(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reserves no counters, as that takes memory."""
+    monkeypatch.setattr(counters, "_of_device", {})
+    x = array(8, 16, 1000, 64)
+    arrays = cufa.quantize_qkv(x, x, x)
+    gpu.stream = Stream(capturing=True)
+    with pytest.raises(RuntimeError, match=r"call cufa\.attention once before it"):
+        attention(*arrays, causal=True, out_dtype=np.float16)
+    gpu.stream = Stream()
+    attention(*arrays, causal=True, out_dtype=np.float16)
+
+
+def test_numpy_arrays_while_another_thread_imports_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    x, ends = np.ones((1, 2, 8, 64), np.float16), np.array([0, 8])
+    out, lse = attention(x, x, x, return_lse=True)
+    attention(x, x, x, precision="fp8")
+    cufa.attention_backward(x, x, x, x, out, lse)
+    packed = np.ones((8, 2, 64), np.float16)
+    cufa.attention_varlen(packed, packed, packed, ends, ends)
+    cufa.decode(x[:, :, :1], x, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_emulated import emulated, emulator  # noqa: F401
 
 import cufa
 from cufa.compiler import jit
+from cufa.quantized.transform import sign_bits
 from cufa.specs import quantize as spec
 from cufa.specs.structs import numbers_of
 
@@ -147,3 +149,27 @@ def test_what_a_capture_has_no_place_for(gpu: Gpu) -> None:
         ValueError, match=r"block=256 needs memory.* in blocks of 128 rows or fewer"
     ):
         CALL(x, x, x, block=256)
+
+
+def test_nothing_is_copied_of_empty_arrays_in_a_capture(gpu: Gpu) -> None:
+    odd, none = on_gpu(np.ones((1, 2, 0, 65), np.float16)), on_gpu(np.zeros(1, np.int32))
+    packed = on_gpu(np.ones((10, 2, 65), np.float16))
+    gpu.stream = Stream(capturing=True)
+    assert CALL(odd, odd, odd)[0].values.shape == (1, 2, 0, 96)
+    cufa.quantize(packed, layout="thd", cu_seqlens=none)
+    assert not gpu.launches
+
+
+@pytest.mark.usefixtures("gpu")
+def test_flags_and_seeds_of_numpy() -> None:
+    x = np.ones((1, 2, 40, 64), np.float16)
+    flag: Any = np.True_
+    seed: Any = np.uint8(5)
+    for there in (x, on_gpu(x)):
+        found = cufa.quantize(there, transposed=flag, seed=seed)
+        assert found.transposed is True
+        assert type(found.seed) is int
+    made = cufa.quantize(x, hadamard=True, seed=5)
+    again = dataclasses.replace(made, seed=seed)
+    sign_bits.cache_clear()
+    np.testing.assert_array_equal(again.dequantize(), made.dequantize())

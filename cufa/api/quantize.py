@@ -140,7 +140,7 @@ def prepare(
     check_axes(name, x.shape, layout)
     rows = check_granularity(granularity, block)
     check_flag("smooth", smooth)
-    check_flag("transposed", transposed)
+    transposed = check_flag("transposed", transposed)
     how = granularity, rows, check_flag("hadamard", hadamard), check_seed(seed)
     launches: list[launch.Launches] = []
     if cu_seqlens is not None:

@@ -9,6 +9,7 @@ from cufa.arrays import Array, Ints
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
 from cufa.launch.auxiliary import prepared as launch_of
+from cufa.launch.capture import is_capturing
 from cufa.launch.launch import Launch
 from cufa.launch.params import Layout, encoded_map, numbers_of_params, steps_of
 from cufa.launch.signature import Key
@@ -158,7 +159,8 @@ def _made(
     memory = None
     if (is_uneven(score) or kv in LENGTHS) and tiles > 2 * plan.grid:
         drawn = counters.of_device(device_id)  # blocks draw the tiles that wait for them
-        drawn.reserve()
+        if not is_capturing():
+            drawn.reserve()
         memory = layout.words["params.tiles_drawn"], drawn.take
     first = ((name, i) for i, name in enumerate(_ADDRESSES))
     places = layout.places(first, len(_ADDRESSES), extras)

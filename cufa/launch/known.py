@@ -43,7 +43,7 @@ def key_of(
     key = cupy.cuda.runtime.getDevice(), *described, *given
     try:
         hash(key)
-    except TypeError:
+    except (TypeError, ValueError):  # a memoryview raises the latter
         return None
     return key
 
@@ -56,8 +56,9 @@ def _described(x: Any) -> Key | None:
             return None
         fields = x.shape, x.dtype, x.granularity, x.block, x.hadamard, x.seed, x.layout
         return *fields, x.transposed, x.mean is None, x.cu_seqlens is None, *values, *scales
-    cupy = sys.modules.get("cupy")  # calls on NumPy arrays need no CuPy
-    if cupy is None or not isinstance(x, cupy.ndarray):
+    # Calls on NumPy arrays need no CuPy, which another thread may still be importing.
+    ndarray: Any = getattr(sys.modules.get("cupy"), "ndarray", ())
+    if not isinstance(x, ndarray):
         return None
     data = x.data
     return x.shape, x.strides, x.dtype, data.device_id, data.ptr % ALIGNMENT

@@ -128,9 +128,10 @@ def prepare(
             f"{name} is on a GPU of compute capability {device.compute_capability / 10}: 8.9 or "
             f"later is needed for 8 bits; cufa.quantize(cupy.asnumpy({name})) runs on the CPU"
         )
-    x = _readable(name, x)
-    how = granularity, block, hadamard, seed, transposed
     sequences = None if cu_seqlens is None else cu_seqlens.size - 1
+    if x.size and sequences != 0:
+        x = _readable(name, x)
+    how = granularity, block, hadamard, seed, transposed
     key = device_id, x.dtype, x.shape, x.strides, *how, sequences
     quantizer = _quantizers.get(key)
     if quantizer is None:

@@ -91,7 +91,7 @@ class Quantized:
         block = check_granularity(self.granularity, self.block)
         check_flag("hadamard", self.hadamard)
         check_flag("transposed", self.transposed)
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", check_seed(self.seed))
         object.__setattr__(self, "block", block)
         batch, heads, seq, head_dim = sizes_of(self.shape, self.layout)
         columns = columns_of(head_dim)
