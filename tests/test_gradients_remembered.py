@@ -79,6 +79,16 @@ def test_equal_values_of_other_types_are_refused(gpu: Gpu) -> None:
             call(**{name: value})
 
 
+def test_options_that_cannot_be_hashed(gpu: Gpu) -> None:
+    class Odd(float):
+        def __hash__(self) -> int:
+            raise RuntimeError("no hash")
+
+    for count in (1, 2):
+        call(scale=Odd(0.5))
+        assert gpu.parsed == count
+
+
 def test_calls_with_other_arrays_are_checked(gpu: Gpu) -> None:
     call()
     lengths = on_gpu(np.array([200, 100], np.int32))

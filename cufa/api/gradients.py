@@ -62,8 +62,8 @@ def gradients_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
         _on_cpu(call, results, found)
         return tuple(found.values())
     prepared = _on_gpu(call, results, found)
-    is_read = results.lse.data.ptr == given["lse"].data.ptr  # where it is
-    if key is not None and prepared is not None and is_read:
+    copies_lse = results.lse.data.ptr != given["lse"].data.ptr
+    if key is not None and prepared is not None and not copies_lse:
         gradient_calls.remember(key, prepared)
     return tuple(found.values())
 

@@ -72,8 +72,8 @@ def attention_backward(
 ) -> Prepared | None:
     """Compute gradients on the current device and stream.
 
-    Returns what `run` needs for a call of arrays like these, or None if it needs more: if arrays
-    are copied, or if there are others than those of `run`.
+    Returns what `run` needs for a call of arrays like these; None if `run` is not all: if arrays
+    are copied, or if there are others.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def attention_backward(
 
 
 class _Rest(NamedTuple):
-    """Other arrays of a call, and what it does besides.
+    """Other arrays of a call, and what it does before its launches.
 
     Attributes
     ----------
