@@ -118,7 +118,7 @@ def test_arrays_of_another_transform_or_device(gpu: Gpu) -> None:
 
 
 def test_copies_are_made_in_each_call(gpu: Gpu) -> None:
-    """Of values that are not transposed, of q where the scale is negative, and of odd rows."""
+    """A call copies values that are not transposed, q for a negative scale, and odd rows."""
     x = array()
     q, k, _ = cufa.quantize_qkv(x, x, x)
     for count in (1, 2):
@@ -165,3 +165,12 @@ def test_numpy_arrays_while_another_thread_imports_cupy(monkeypatch: pytest.Monk
     packed = np.ones((8, 2, 64), np.float16)
     cufa.attention_varlen(packed, packed, packed, ends, ends)
     cufa.decode(x[:, :, :1], x, x)
+
+
+def test_packed_sequences_without_offsets_are_refused(gpu: Gpu) -> None:
+    """A call of another function is not taken for one of `attention`."""
+    x = array(200, 4, 64)
+    attention(x, x, x, precision="fp8", layout="bshd")
+    none: Any = None
+    with pytest.raises(TypeError, match="cu_seqlens_q"):
+        cufa.attention_varlen(x, x, x, none, none, precision="fp8")

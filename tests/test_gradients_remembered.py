@@ -112,7 +112,7 @@ def test_calls_with_other_arrays_are_checked(gpu: Gpu) -> None:
 
 
 def test_copies_are_made_in_each_call(gpu: Gpu) -> None:
-    """Of q where the scale is negative, of odd rows, and of a log-sum-exp with gaps."""
+    """A call copies q for a negative scale, odd rows, and a log-sum-exp with gaps."""
     gaps = array(2, 4, 400, dtype=np.float32)[:, :, ::2]
     for options in ({"scale": -0.5}, {"x": array(2, 4, 200, 65)}, {"lse": gaps}):
         for _ in range(2):

@@ -33,7 +33,7 @@ class Known(NamedTuple):
     Attributes
     ----------
     launch : Launch
-        Of the kernel of attention.
+        Launches the kernel of attention.
     quantizers : tuple of Quantizer
         Those of q, k and v; empty if these are in 8 bits.
     shape, lse_shape : tuple of int
@@ -54,8 +54,6 @@ _known: dict[Key, Known] = {}
 
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered."""
-    if "k_cache" in arguments or "cu_seqlens_q" in arguments:
-        return None
     return key_of_call(arguments, _ARRAYS, OPTIONS)
 
 

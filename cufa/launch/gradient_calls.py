@@ -28,7 +28,7 @@ _known: dict[Key, backward.Prepared] = {}
 
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered."""
-    return None if "cu_seqlens_q" in arguments else key_of_call(arguments, _ARRAYS, OPTIONS)
+    return key_of_call(arguments, _ARRAYS, OPTIONS)
 
 
 def remember(key: Key, known: backward.Prepared) -> None:

@@ -28,7 +28,8 @@ def key_of(
     arrays : collection of str
         Names of arguments that must be CuPy arrays, or `cufa.Quantized` of such.
     options : collection of str
-        Names of arguments that are part of the key. They must be hashable.
+        Names of arguments that are part of the key. They must be hashable; None stands for one
+        that the function lacks.
     """
     described = [_described(arguments.get(name)) for name in arrays]
     if None in described:
@@ -39,7 +40,7 @@ def key_of(
     import cupy
 
     # Types as well, as in `calls.run`: True == 1.
-    given = ((x, type(x), types_in(x)) for x in (arguments[name] for name in options))
+    given = ((x, type(x), types_in(x)) for x in (arguments.get(name) for name in options))
     key = cupy.cuda.runtime.getDevice(), *described, *given
     try:
         hash(key)
