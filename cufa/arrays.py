@@ -197,8 +197,8 @@ def overlap(a: Array, b: Array) -> bool:
     if isinstance(a, np.ndarray):
         host_a, host_b = a, b
     else:
-        low_a, high_a = _bounds(a)
-        low_b, high_b = _bounds(b)
+        low_a, high_a = bounds(a)
+        low_b, high_b = bounds(b)
         if high_a <= low_b or high_b <= low_a:
             return False
         host_a, host_b = (np.asarray(_AddressOnly(array)) for array in (a, b))
@@ -208,7 +208,7 @@ def overlap(a: Array, b: Array) -> bool:
         return True
 
 
-def _bounds(array: Array) -> tuple[int, int]:
+def bounds(array: Array) -> tuple[int, int]:
     """Return the first address of a CuPy array's elements, and the one after their last."""
     low, high = extent(array.shape, array.strides, array.itemsize)
     address = array.data.ptr

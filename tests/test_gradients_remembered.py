@@ -93,7 +93,7 @@ def test_calls_with_other_arrays_are_checked(gpu: Gpu) -> None:
     call()
     lengths = on_gpu(np.array([200, 100], np.int32))
     others: list[dict[str, Any]] = [
-        *({"dq": array()}, {"sinks": array(4, dtype=np.float32)}, {"lengths_k": lengths}),
+        *({"sinks": array(4, dtype=np.float32)}, {"lengths_k": lengths}),
         *({"alibi_slopes": array(4, dtype=np.float32)}, {"dropout_p": 0.5, "seed": 0}),
         *({"bias": array(200, 200)}, {"bias": array(200, 200), "wrt": ("q", "bias")}),
         *({"wrt": ["q"]}, {"score_mod": lambda score, b, h, q_idx, kv_idx: score}),
@@ -109,6 +109,41 @@ def test_calls_with_other_arrays_are_checked(gpu: Gpu) -> None:
     x, lse = array(), array(2, 4, 200, dtype=np.float32)
     with pytest.raises(ValueError, match="out"):
         backward(x, x, x, x, array(2, 4, 199, 64), lse)
+
+
+def parts(whole: Any) -> dict[str, Any]:
+    """Return places for gradients of `array()`, interleaved in one array."""
+    return {name: whole[:, :, :, i] for i, name in enumerate(("dq", "dk", "dv"))}
+
+
+def test_gradients_go_where_they_are_asked_for(gpu: Gpu) -> None:
+    for _ in range(2):
+        into = parts(array(2, 4, 200, 3, 64))
+        found = call(**into)
+        assert all(a is b for a, b in zip(found, into.values(), strict=True))
+        dk = array()
+        found = call(dk=dk, wrt=("k", "q"))
+        assert found[0] is dk
+        assert found[1].shape == dk.shape
+    assert gpu.parsed == 2
+
+
+def test_gradients_never_go_to_what_is_read(gpu: Gpu) -> None:
+    x, lse, whole = array(), array(2, 4, 200, dtype=np.float32), array(2, 4, 200, 4, 64)
+    for read in (x, whole[:, :, :, 3]):
+        call(read, lse, **parts(array(2, 4, 200, 3, 64)))
+    with pytest.raises(ValueError, match=r"dk .* shares memory with q"):
+        call(x, lse, **{**parts(array(2, 4, 200, 3, 64)), "dk": x})
+    one = array()
+    with pytest.raises(ValueError, match=r"dk .* shares memory with dq"):
+        call(x, lse, dq=one, dk=one)
+    with pytest.raises(ValueError, match=r"dv .* shares memory with q"):
+        call(whole[:, :, :, 2], lse, **parts(whole))
+    before = gpu.parsed
+    call(whole[:, :, :, 3], lse, **parts(whole))  # next to each other: checked in full
+    call(x, lse, dq=one, dk=array())
+    call(x, lse, dq=array(), dk=one)
+    assert gpu.parsed == before + 3
 
 
 def test_copies_are_made_in_each_call(gpu: Gpu) -> None:

@@ -1,7 +1,7 @@
 """Calls of `attention_backward` that are remembered: the launches of calls like them.
 
-`cufa.api.gradients` remembers calls that copy nothing, have no arrays but those of `_ARRAYS`, and
-make their gradients.
+`cufa.api.gradients` remembers calls that copy nothing, and have no arrays but those of `_READ` and
+`_WRITTEN`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cufa.arrays import Array
+from cufa.arrays import Array, bounds
 from cufa.launch import backward
 from cufa.launch.known import key_of as key_of_call
 from cufa.launch.signature import Key
 from cufa.remembered import remember as remember_in
 
 _CALLS = 128  # that are remembered
-_ARRAYS = "dout", "q", "k", "v", "out", "lse"
+_READ = "dout", "q", "k", "v", "out", "lse"
+_WRITTEN = "dq", "dk", "dv"  # or None
 OPTIONS = (
     *("wrt", "causal", "window", "attention_chunk", "softcap", "dropout_p", "scale", "layout"),
     *("deterministic", "kernel"),
 )
 """The arguments of `attention_backward` that may differ from None in calls that are remembered."""
 
+
 _known: dict[Key, backward.Prepared] = {}
 
 
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered."""
-    return key_of_call(arguments, _ARRAYS, OPTIONS)
+    written = _written(arguments)
+    key = key_of_call(arguments, (*_READ, *written), OPTIONS)
+    if key is None or not written:
+        return key
+    # These may be parts of one array: whether they share memory is the same for the same distances.
+    first, *others = (arguments[name].data.ptr for name in written)
+    return (*key, written, *(address - first for address in others))
 
 
 def remember(key: Key, known: backward.Prepared) -> None:
@@ -37,16 +45,31 @@ def remember(key: Key, known: backward.Prepared) -> None:
 
 
 def run(key: Key, arguments: Mapping[str, Any]) -> tuple[Array, ...] | None:
-    """Run a call if one with its key is remembered, and return the gradients; else return None."""
+    """Run a call if one with its key is remembered, and return the gradients; else return None.
+
+    A call that may write what it reads is not run.
+    """
     known = _known.get(key)
-    if known is None:
+    if known is None or not _is_apart(arguments):
         return None
     import cupy
 
-    given = [arguments[name] for name in arguments["wrt"]]
-    found = tuple(cupy.empty(x.shape, x.dtype) for x in given)
+    found = {}
+    for name in arguments["wrt"]:
+        array, place = arguments[name], arguments.get(f"d{name}")
+        found[f"d{name}"] = cupy.empty(array.shape, array.dtype) if place is None else place
     arrays = {name: arguments[name] for name in "qkv"}
-    arrays |= {"o": arguments["out"], "d_out": arguments["dout"]}
-    arrays |= {f"d{name}": x for name, x in zip(arguments["wrt"], found, strict=True)}
+    arrays |= {"o": arguments["out"], "d_out": arguments["dout"]} | found
     backward.run(known, arrays, arguments["lse"])
-    return found
+    return tuple(found.values())
+
+
+def _written(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in _WRITTEN if arguments.get(name) is not None)
+
+
+def _is_apart(arguments: Mapping[str, Any]) -> bool:
+    """Whether each array to write ends before all that are read, or begins after them."""
+    written = [bounds(arguments[name]) for name in _written(arguments)]
+    read = [bounds(arguments[name]) for name in _READ] if written else []
+    return all(end <= low or high <= first for low, high in written for first, end in read)
