@@ -210,3 +210,13 @@ def test_modules_import_in_no_circle() -> None:
                 found |= {name if name in files else str(node.module) for name in named}
     assert len(graph) > 100
     TopologicalSorter(graph).prepare()  # CycleError names the modules of a circle
+
+
+def test_files_of_kernels_are_short() -> None:
+    """A reader of a kernel sees one purpose in a file; clang-format limits its columns."""
+    lines = {
+        path.name: len(path.read_text(encoding="utf-8").splitlines())
+        for path in (PACKAGE / "kernels").glob("*.cu*")
+    }
+    assert len(lines) > 100
+    assert not {name: count for name, count in lines.items() if count > 350}

@@ -2,7 +2,7 @@
 #pragma once
 #include "epilogue_sm90.cuh"
 #include "fa3_place.cuh"
-#include "fp8_config.cuh"
+#include "fp8_pieces.cuh"
 #include "fp8_softmax.cuh"
 #include "rescore_sm90.cuh"
 
@@ -14,7 +14,6 @@ struct Consumer8 {
     using KTile = typename C::KTile;
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN, NT = BN / 8;
-    static constexpr int PIECE = C::PIECE, PIECES = C::PIECES, IN_FLIGHT = C::IN_FLIGHT;
 
     // Whether tiles of keys after the first can do without row maxima: the first scores of a row
     // tell about the others, and all are proportional to Q K^T. The code of other scores would be
@@ -63,7 +62,7 @@ struct Consumer8 {
                 turns.wait();
                 smem.ring_v.wait(present);
                 if constexpr (KV::TAILS) clear_tail(present, end);
-                add_o(present);
+                add_product<C>(rO, rP, tile_v(present), scale_v);
                 smem.ring_v.release(present);
                 if (!here.has_next_keys()) break;
                 --here.j, here.visit = here.ahead;
@@ -105,41 +104,8 @@ struct Consumer8 {
         scale_k = load_early(p.scales_k.of(kv_head, key));
         scale_v = load_early(p.scales_v.of(kv_head, key));
     }
-    // Adds P V to O in float32: the sums of wgmma have too few bits for more than a tile of keys.
-    // These sums take the registers of S. IN_FLIGHT pieces are queued first, and each of the others
-    // as soon as the registers of an earlier one are free.
-    using Parts = float[IN_FLIGHT][PIECE / 8][4];
-    __device__ void add_o(uint32_t present) {
-        Parts parts;
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; ++i) queue_o(parts, present, i);
-#pragma unroll
-        for (int i = 0; i < PIECES; ++i) {
-            wait_for(PIECES - 1 - i);
-#pragma unroll
-            for (int e = 0; e < PIECE / 2; ++e) {
-                float& o = rO[0][i * PIECE / 8 + e / 4][e % 4];
-                o = fmaf(parts[i % IN_FLIGHT][e / 4][e % 4], scale_v, o);
-            }
-            if (i + IN_FLIGHT < PIECES) wgmma_fence(), queue_o(parts, present, i + IN_FLIGHT);
-        }
-    }
-    // Queues the i-th piece.
-    __device__ void queue_o(Parts& parts, uint32_t present, int i) {
-        const uint32_t tile = operand_v + smem.ring_v.slot(present) * (VTile::bytes >> 4);
-        const uint32_t piece = VTile::template piece<PIECE>(tile, i);
-#pragma unroll
-        for (int k = 0; k < BN / 32; ++k)
-            Wgmma<float8, PIECE>::rs(parts[i % IN_FLIGHT], rP[k], VTile::columns(piece, k), k > 0);
-        wgmma_commit();
-    }
-    // Waits for the piece after which there are `pieces` more.
-    static __device__ void wait_for(int pieces) {
-        if (pieces >= IN_FLIGHT - 1)
-            wgmma_wait<IN_FLIGHT - 1>();
-        else
-            wgmma_wait<0>();
+    __device__ uint32_t tile_v(uint32_t present) const {
+        return operand_v + smem.ring_v.slot(present) * (VTile::bytes >> 4);
     }
     // Zeroes the keys of V from `end` on: memory behind a sequence may hold NaN, and 0 times NaN is
     // NaN. Each consumer zeroes all of them, so that none waits for another; all write the same.
