@@ -23,6 +23,7 @@ from cufa.arrays import ALIGNMENT
 from cufa.compiler import jit
 from cufa.launch import (
     append,
+    backward,
     calls,
     clear_rows,
     counters,
@@ -584,6 +585,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(fp8, "_prepared", {})
     monkeypatch.setattr(fp8_calls, "_known", {})
     monkeypatch.setattr(gradient_calls, "_known", {})
+    monkeypatch.setattr(backward, "_prepared", {})
     clear_rows._prepared.cache_clear()
     params.free_buffers.clear()
     monkeypatch.setattr(counters, "_of_device", {})

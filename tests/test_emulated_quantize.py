@@ -1,4 +1,4 @@
-"""quantize.cu: its source on the host writes the bits of the CPU."""
+"""quantize.cu: its source on the host writes what the CPU does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from emulated import needs_compiler
 from exhaustive import exhaustive
 from played_gpu import on_gpu
+from quantized_alike import assert_alike
 from reference import DTYPES
 from test_emulated import emulated, emulator  # noqa: F401
 
@@ -24,8 +25,7 @@ runs = pytest.mark.usefixtures("emulated")
 def assert_agrees(x: np.ndarray, there: Any = None, **options: Any) -> None:
     found = cufa.quantize(on_gpu(x) if there is None else there, **options)
     expected = cufa.quantize(x, **options)
-    np.testing.assert_array_equal(found.scales.get(), expected.scales)
-    np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
+    assert_alike(found, expected)
     assert (found.shape, found.dtype, found.block) == (x.shape, x.dtype, expected.block)
 
 
@@ -163,16 +163,14 @@ def test_rows_that_do_not_count_are_zeros(rng: np.random.Generator, transposed: 
 
     found = made(on_gpu(x), on_gpu(used), None, "bhsd")
     expected = made(x, used, None, "bhsd")
-    np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
-    np.testing.assert_array_equal(found.scales.get(), expected.scales)
+    assert_alike(found, expected)
     assert np.abs(expected.dequantize()[1, :, 130:]).max() == 0
     x, offsets = drawn(rng, 300, 2, 64), np.array([0, 140, 290, 300])
     used = np.array([129, 0, 10], np.int32)
     x[129:290] = 6e4
     found = made(on_gpu(x), on_gpu(used), offsets, "thd")
     expected = made(x, used, offsets, "thd")
-    np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
-    np.testing.assert_array_equal(found.scales.get(), expected.scales)
+    assert_alike(found, expected)
     assert expected.scales.max() < 6e4 / 448
 
 

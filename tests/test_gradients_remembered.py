@@ -41,6 +41,7 @@ def test_are_not_checked_in_full_again(gpu: Gpu) -> None:
         assert [x.shape for x in found] == [(2, 4, 200, 64)] * 3
         launched.append(len(gpu.launches))
     assert gpu.parsed == 1
+    assert launched[0] > 0
     assert launched[1:] == [2 * launched[0], 3 * launched[0]]
 
 
@@ -128,6 +129,21 @@ def test_gradients_go_where_they_are_asked_for(gpu: Gpu) -> None:
     assert gpu.parsed == 2
 
 
+def test_places_may_lie_anywhere(gpu: Gpu) -> None:
+    kept = [call(dq=array(), dk=array(), dv=array()) for _ in range(4)]
+    assert gpu.parsed == 1
+    parts_of = [parts(array(2, 4, 200, 3, 64)) for _ in range(2)]
+    assert all(len(call(**into)) == 3 for into in parts_of)
+    assert gpu.parsed == 2
+    assert len(kept) == 4
+
+
+def test_places_are_arrays(gpu: Gpu) -> None:
+    for _ in range(2):
+        with pytest.raises(TypeError, match="dk must be a NumPy or a CuPy array, not Quantized"):
+            call(dk=cufa.quantize(array()))
+
+
 def test_gradients_never_go_to_what_is_read(gpu: Gpu) -> None:
     x, lse, whole = array(), array(2, 4, 200, dtype=np.float32), array(2, 4, 200, 4, 64)
     for read in (x, whole[:, :, :, 3]):
@@ -143,7 +159,7 @@ def test_gradients_never_go_to_what_is_read(gpu: Gpu) -> None:
     call(whole[:, :, :, 3], lse, **parts(whole))  # next to each other: checked in full
     call(x, lse, dq=one, dk=array())
     call(x, lse, dq=array(), dk=one)
-    assert gpu.parsed == before + 3
+    assert gpu.parsed == before + 2
 
 
 def test_copies_are_made_in_each_call(gpu: Gpu) -> None:

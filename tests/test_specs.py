@@ -13,7 +13,6 @@ import pytest
 
 from cufa import device
 from cufa.compiler import source
-from cufa.quantized.transform import COLUMNS
 from cufa.specs import (
     AUXILIARY_KERNELS,
     BACKWARD_KERNELS,
@@ -140,12 +139,11 @@ def product_of(factors: str, text: str, given: dict[str, int]) -> int:
     return math.prod(known[f] if f in known else int(f) for f in factors.split(" * "))
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_threads_of_quantize_agree_with_the_source(columns: int) -> None:
-    text, its = source.text("quantize"), quantize.shape(columns)
-    assert "__launch_bounds__(Shape<COLUMNS, LANES>::THREADS, BLOCKS)" in text
-    (threads,) = re.findall(r"THREADS = ([^,;]*)", text)
-    assert product_of(threads, text, {"LANES": its.lanes}) == its.threads
+def test_threads_of_quantize_agree_with_the_source() -> None:
+    text = source.text("quantize")
+    assert "__launch_bounds__(THREADS, BLOCKS)" in text
+    (threads,) = re.findall(r"THREADS = ([^,;]*);", text)
+    assert product_of(threads, text, {}) == quantize.THREADS
 
 
 def members_of(text: str) -> list[str]:

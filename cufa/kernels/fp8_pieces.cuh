@@ -1,4 +1,4 @@
-// P V of a tile of keys in fp8_wgmma.cu, in pieces of some columns.
+// O += P V for a tile of keys of fp8_wgmma.cu, in pieces of PIECE columns.
 #pragma once
 #include "fp8_config.cuh"
 
@@ -17,7 +17,7 @@ struct Pieces {
                                      k > 0);
         wgmma_commit();
     }
-    // Waits for the i-th piece, where those before it have ended.
+    // Waits for the i-th piece; those before it have ended.
     static __device__ void wait(int i) {
         if (i <= PIECES - IN_FLIGHT)
             wgmma_wait<IN_FLIGHT - 1>();

@@ -3,8 +3,9 @@
 #include "ptx_fp8.cuh"
 #include "softmax.cuh"
 
-// P = 2^8 exp(S - m) of a row, in which m is about its largest score so far: a P below 2^-9 is 0,
-// and one above 448 would be 448 unnoticed. The row sum takes P before it is rounded.
+// P = 2^(S - m) of a row, in log2 units. m is 8 below about its largest score so far, whose P is
+// then about 2^8. A P of 2^-10 or less is 0, and one above 448 would be 448 unnoticed. The row sum
+// takes P before it is rounded.
 //
 // A tile of rows begins with row maxima (`follow`). Later tiles of keys do without: P is computed
 // with the present m, in float32, and added up. As long as a thread's sum of the tile is below
@@ -68,7 +69,7 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
         rescale(rP);
     }
 
-    // S -> P = 2^8 exp(S - m) in place.
+    // S -> P in place, added up in l.
     template <int NT>
     __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[2]) {
 #pragma unroll

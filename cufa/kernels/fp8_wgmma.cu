@@ -29,7 +29,8 @@ __global__ void __launch_bounds__(BM * 2 + 128, 1)
     __syncthreads();
     wait_for_kernel_in_front();  // from here on, memory is as that kernel left it
 
-    // Registers of a thread: at launch, and after they have been moved to the consumers.
+    // ALL: registers of a thread at launch, times the warpgroups. CONSUMER and PRODUCER: what a
+    // thread of each has after they have been moved.
     constexpr int ALL = 65536 / (BM * 2 + 128) / 8 * 8 * (C::CONSUMERS + 1);
     constexpr int SHARE = (ALL - 24) / C::CONSUMERS / 8 * 8, CONSUMER = SHARE < 240 ? SHARE : 240;
     constexpr int REST = ALL - CONSUMER * C::CONSUMERS, PRODUCER = REST < 40 ? REST : 40;

@@ -1,37 +1,28 @@
-// How quantize.cu writes columns in e4m3, and a tile that it transposes.
+// How quantize.cu writes a tile that it transposes.
 #pragma once
 #include "ptx_expand.cuh"
 #include "quantize_shape.cuh"
 
-// Columns in e4m3 that follow each other.
-template <int BYTES>
-__device__ void store_bytes(unsigned char* to, const uint32_t* y) {
-    if constexpr (BYTES == 8)
-        *reinterpret_cast<uint2*>(to) = {y[0], y[1]};
-    else
-        *reinterpret_cast<uint4*>(to) = {y[0], y[1], y[2], y[3]};
-}
-
 // Writes a tile as (COLUMNS, ROWS), where keys have the order 0 1 8 9 2 3 10 11 ... of 16, as wgmma
 // of 8 bits takes weights from the registers in which wgmma leaves scores.
-template <int COLUMNS, int LANES>
+template <int COLUMNS>
 __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
-    using S = Shape<COLUMNS, LANES>;
-    constexpr int GROUPS = ROWS / KEYS, QUAD = 4;  // columns of a thread
-// A thread seldom has two.
+    using Tile = Turned<COLUMNS>;
+    constexpr int GROUPS = ROWS / KEYS_AT_ONCE, QUAD = 4;  // columns of a thread
+// One turn at most; written as a branch, it takes more registers.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += S::THREADS) {
+    for (int i = threadIdx.x; i < GROUPS * COLUMNS / QUAD; i += THREADS) {
         const int group = i % GROUPS, column = i / GROUPS * QUAD;
-        const unsigned char* from = tile + S::row_place(group * KEYS);
-        uint32_t y[QUAD][KEYS / 4];
+        const unsigned char* from = tile + Tile::row_place(group * KEYS_AT_ONCE);
+        uint32_t y[QUAD][KEYS_AT_ONCE / 4];
 #pragma unroll
-        for (int j = 0; j < KEYS / 4; ++j) {
+        for (int j = 0; j < KEYS_AT_ONCE / 4; ++j) {
             uint32_t x[4];  // of four keys
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int key = 2 * j + n % 2 + n / 2 * 8;
                 x[n] = *reinterpret_cast<const uint32_t*>(from + key * COLUMNS +
-                                                          S::column_place(key, column));
+                                                          Tile::column_place(key, column));
             }
             const uint32_t low01 = permuted(x[0], x[1], 0x5140),
                            low23 = permuted(x[2], x[3], 0x5140);
@@ -41,7 +32,7 @@ __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
         }
 #pragma unroll
         for (int c = 0; c < QUAD; ++c)
-            *reinterpret_cast<uint4*>(to + (column + c) * ROWS + group * KEYS) = {y[c][0], y[c][1],
-                                                                                  y[c][2], y[c][3]};
+            *reinterpret_cast<uint4*>(to + (column + c) * ROWS + group * KEYS_AT_ONCE) = {
+                y[c][0], y[c][1], y[c][2], y[c][3]};
     }
 }

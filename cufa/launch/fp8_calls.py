@@ -1,6 +1,6 @@
 """Calls of `attention` in 8 bits that are remembered: the launches of calls like them.
 
-`fp8_gpu.attention` remembers calls that copy nothing, and have no arrays but q, k and v.
+`cufa.api.fp8_gpu.attention` remembers calls that copy nothing, and have no arrays but q, k and v.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
     arrays = [arguments[name] for name in _ARRAYS]
     if known.quantizers:
         if is_capturing():
-            return None  # the full check raises the error
+            return None  # quantizing needs memory: the full check raises the error
         launches = [*map(quantize.launches_for, known.quantizers, arrays)]
         quantize.run(launches)
         arrays = launches

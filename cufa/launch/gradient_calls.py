@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from cufa.arrays import Array, bounds
 from cufa.launch import backward
 from cufa.launch.known import key_of as key_of_call
 from cufa.launch.signature import Key
+from cufa.quantized.quantized import Quantized
 from cufa.remembered import remember as remember_in
 
 _CALLS = 128  # that are remembered
@@ -31,12 +33,16 @@ _known: dict[Key, backward.Prepared] = {}
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered."""
     written = _written(arguments)
+    if any(isinstance(arguments[name], Quantized) for name in written):
+        return None
     key = key_of_call(arguments, (*_READ, *written), OPTIONS)
-    if key is None or not written:
-        return key
-    # These may be parts of one array: whether they share memory is the same for the same distances.
-    first, *others = (arguments[name].data.ptr for name in written)
-    return (*key, written, *(address - first for address in others))
+    if key is None or len(written) < 2:
+        return None if key is None else (*key, written)
+    places = [bounds(arguments[name]) for name in written]
+    if all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(places))):
+        return (*key, written)
+    # Parts of one array: whether they share memory is the same for the same distances.
+    return (*key, written, *(low - places[0][0] for low, _ in places))
 
 
 def remember(key: Key, known: backward.Prepared) -> None:

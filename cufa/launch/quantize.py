@@ -190,15 +190,14 @@ def _made(
     p["sequences"] = batch if sequences is None else sequences
     p["block_log2"] = _ALL if block is None else block.bit_length() - 1
     p["scales_a_head"] = 0 if granularity == "tensor" else scales_shape[2]
-    shape = spec.shape(columns)
-    grid = min(tiles, device.sm_count * shape.blocks_per_sm)
+    grid = min(tiles, device.sm_count * spec.blocks_per_sm(x.dtype.name, columns))
     is_whole = block is not None and block <= spec.ROWS
     parts = (spec.WHOLE,) if is_whole else (spec.LARGEST, spec.CONVERT)
     kernels = [spec.instance(x.dtype.name, columns, hadamard, transposed, part) for part in parts]
 
     def passes(overlaps: bool) -> tuple[Launch, ...]:
         p["overlaps"] = overlaps
-        return tuple(launch_of(each, grid, parameter, _PLACES, shape.threads) for each in kernels)
+        return tuple(launch_of(each, grid, parameter, _PLACES, spec.THREADS) for each in kernels)
 
     return Quantizer(values_shape, scales_shape, passes(False), passes(is_whole))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from cufa.dtypes import DTYPES
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
 from cufa.specs.kv import DIVISOR
@@ -35,30 +34,15 @@ SPEC = AuxiliarySpec(
 )
 
 
-class Shape(NamedTuple):
-    """The threads that take tiles in turn.
+THREADS = 4 * ROWS
+"""Threads of a block: four of a row."""
 
-    Attributes
-    ----------
-    lanes : int
-        Threads of a row.
-    blocks_per_sm : int
-        The blocks that share a multiprocessor.
-    """
-
-    lanes: int
-    blocks_per_sm: int
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return ROWS * self.lanes
+_BLOCKS_PER_SM = {2: {64: 3, 96: 2, 128: 2}, 4: {64: 2, 96: 2}}
 
 
-def shape(columns: int) -> Shape:
-    """Return the shape for rows of this length: registers hold the tiles of all blocks."""
-    lanes = 4 if columns in (128, 256) else 2
-    return Shape(lanes, {64: 4, 96: 3, 128: 2, 192: 2, 256: 1}[columns])
+def blocks_per_sm(dtype: str, columns: int) -> int:
+    """Return how many blocks share a multiprocessor, whose registers hold their tiles."""
+    return _BLOCKS_PER_SM[DTYPES[dtype].bytes].get(columns, 1)
 
 
 def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
@@ -68,10 +52,10 @@ def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: in
     tiles; the signs of a row; a tile to be transposed; and a tile that is read ahead, or half of
     one.
     """
-    its, row = shape(columns), columns * (4 if dtype == "float32" else 2)
-    largest = 2 * its.threads // _WARP * _WORD
+    row = columns * DTYPES[dtype].bytes
+    largest = 2 * THREADS // _WARP * _WORD
     tile = ROWS * columns + ROWS // _KEYS * 16
     ahead = ROWS * row // (2 if row > 512 else 1)
     smem = _TURNS * _PLACE + largest + hadamard * row + transposed * tile + ahead
-    arguments = columns, hadamard, transposed, how, *its
+    arguments = columns, hadamard, transposed, how, blocks_per_sm(dtype, columns)
     return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)

@@ -238,6 +238,7 @@ T __ldcg(const T* p) {
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* p, int x) { return std::exchange(*p, *p + x); }
 inline float __int_as_float(int x) { return emulator::bits_as<float>(x); }
 inline float __uint_as_float(uint32_t x) { return emulator::bits_as<float>(x); }
