@@ -368,7 +368,7 @@ def test_compiles_without_spills(arch: str) -> None:
     cases = [(dtype, columns, True, False, WHOLE) for dtype in DTYPES for columns in COLUMNS]
     cases += [("bfloat16", 128, False, True, WHOLE), ("float32", 96, False, True, CONVERT)]
     for case in (*cases, ("bfloat16", 192, True, False, LARGEST)):
-        its = instance(*case)
+        its = instance(*case, device.of_arch(arch))
         compiled = nvrtc.compile_variant(its, device.of_arch(arch).arch)
         spilled = 8 if case[0] == "float32" else 0  # a number or two that are read once a tile
         assert compiled.spill_bytes <= spilled, case
