@@ -94,7 +94,8 @@ def quantize(
     -----
     Without a transform, CuPy and NumPy arrays give the same bits, except for numbers below 2^-126,
     which are 0 on a GPU. The sums of a transform are rounded in another order there: scales differ
-    in the last bits, and a number between two of e4m3 may become either.
+    in the last bits, and a number between two of e4m3 may become either. float32 numbers then lose
+    what they hold below 2^-133.
 
     NaN and infinities become NaN, and do not change scales. With a transform, NaN fills all columns
     that are transformed together with it. A query that sees such a key gets NaN.

@@ -58,7 +58,7 @@ class Signs {
     __device__ void multiply(float (&d)[2][4], const uint32_t (&words)[4]) const {
         add_product(d, words[0], words[1], words[2], words[3]);
     }
-    // float32 is the sum of three numbers of bfloat16.
+    // float32 is the sum of three numbers of bfloat16, but for what it holds below 2^-133.
     __device__ void multiply(float (&d)[2][4], const uint32_t (&words)[8]) const {
         uint32_t x[8];
 #pragma unroll
