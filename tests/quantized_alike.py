@@ -1,4 +1,4 @@
-"""What `cufa.quantize` makes on a GPU, compared with what it makes on the CPU."""
+"""Comparisons of what `cufa.quantize` makes on a GPU and on the CPU."""
 
 from __future__ import annotations
 
