@@ -16,6 +16,7 @@ import pytest
 from emulated import FOLDERS, SHARED, Emulator, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import on_gpu
+from quantized_alike import assert_alike
 from shared_libraries import Sources
 from test_emulated_backward import (
     WGMMA_COLUMNS,
@@ -127,13 +128,13 @@ def test_quantizing(
     dtype: str,
     granularity: Any,
 ) -> None:
-    """Blocks find their tiles anew while they take them."""
+    """Blocks find the places of later tiles while they take others."""
     x = rng.standard_normal((1, 9 * 256 // d, 500, d), np.float32).astype(dtype)
     each: tuple[dict[str, Any], ...] = {"hadamard": True}, {"transposed": True}
     for how in each:
         found = cufa.quantize(on_gpu(x), granularity=granularity, **how)
         expected = cufa.quantize(x, granularity=granularity, **how)
-        np.testing.assert_array_equal(found.values.get(), expected.values.view(np.uint8))
+        assert_alike(found, expected)
     assert emulated.races() == {"quantize": 0}
 
 
