@@ -368,7 +368,7 @@ def test_compiles_without_spills(arch: str) -> None:
     cases = [(dtype, columns, True, False, WHOLE) for dtype in DTYPES for columns in COLUMNS]
     cases += [("bfloat16", 128, False, True, WHOLE), ("float32", 96, False, True, CONVERT)]
     for case in (*cases, ("bfloat16", 192, True, False, LARGEST)):
-        its = instance(*case, device.of_arch(arch))
+        its = instance(*case)
         compiled = nvrtc.compile_variant(its, device.of_arch(arch).arch)
         spilled = 64 if case[0] == "float32" else 0
         assert compiled.spill_bytes <= spilled, case

@@ -1,7 +1,7 @@
 // Arrays of 16 or 32 bits to e4m3 with scales, as cufa.quantize does on NumPy arrays: signs and a
 // Hadamard transform of each row (Shah et al. 2024, section 3.3), the largest magnitude of the rows
 // that share a scale, conversion. A tile has 128 rows of a head, in registers: what shares a scale
-// within a tile is read once. A block of threads takes tiles in turn, and copies the next ones to
+// within a tile is read once. A block of threads takes tiles in turn, and copies the next one to
 // shared memory while it computes on this one. Rows that do not count are zeros.
 #include "hadamard.cuh"
 #include "ptx_e4m3.cuh"
@@ -41,11 +41,11 @@ __device__ inline float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
 }
 
-template <class T, int COLUMNS, bool HADAMARD, bool TRANSPOSED, int PASS, int BLOCKS, int SLOTS>
+template <class T, int COLUMNS, bool HADAMARD, bool TRANSPOSED, int PASS, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
     quantize(const __grid_constant__ QuantizeParams p) {
     extern __shared__ __align__(1024) unsigned char smem[];
-    using R = Reader<T, COLUMNS, HADAMARD, SLOTS>;
+    using R = Reader<T, COLUMNS, HADAMARD>;
     using Tile = Turned<COLUMNS>;
     constexpr int UNITS = R::UNITS, TOGETHER = COLUMNS & -COLUMNS;
     constexpr float NORM = HADAMARD ? norm<TOGETHER>() : 1.f;

@@ -37,20 +37,19 @@ __device__ void write_flips(uint32_t* flips, const uint32_t (&signs)[8]) {
     }
 }
 
-// A thread's part in reading the tiles of all turns. SLOTS parts of tiles are copied ahead.
-template <class T, int COLUMNS, bool HADAMARD, int SLOTS>
+// A thread's part in reading the tiles of all turns.
+template <class T, int COLUMNS, bool HADAMARD>
 struct Reader {
     using C = CopyLayout<COLUMNS, sizeof(T)>;
     static constexpr int UNITS = COLUMNS / SPAN, WORDS = UNIT / C::PIECE * 4;  // of a unit
-    static constexpr int SLOT_BYTES = ROWS / C::PARTS * COLUMNS * sizeof(T);
 
     const QuantizeParams& p;
     const Place* places;
-    unsigned char* ahead;   // slots of copies
+    unsigned char* ahead;   // copies
     const uint32_t* flips;  // see `write_flips`
     const int turns;
     // This thread copies from `from`, in row `row_copied`; `columns_left` columns of x follow from
-    // there. It writes to byte `copied` of a slot, and reads from byte `read`.
+    // there. It writes to byte `copied` of `ahead`, and reads from byte `read`, of one part.
     int row_copied, columns_left, copied;
     const T* from;
     int read;
@@ -69,10 +68,7 @@ struct Reader {
         computed_here(copied), computed_here(read);
     }
 
-    __device__ void start() const {
-#pragma unroll
-        for (int step = 0; step < SLOTS; ++step) copy(step);
-    }
+    __device__ void start() const { copy(0); }
     // Reads this thread's part of the tile of a turn, with the signs of the transform, and begins
     // to copy the next part.
     __device__ void get(uint32_t (&words)[UNITS][WORDS], int turn) const {
@@ -83,26 +79,20 @@ struct Reader {
         const int part_of_row = threadIdx.x / LANES % WARP_ROWS / C::PART_ROWS;
 #pragma unroll 1
         for (int part = 0; part < C::PARTS; ++part) {
-            const int step = turn * C::PARTS + part;
-            cp_async_wait<SLOTS - 1>();
+            cp_async_wait<0>();
             __syncwarp();
             if (part == part_of_row)
 #pragma unroll
                 for (int i = 0; i < UNITS * WORDS; i += 4)
-                    get_piece(&words[i / WORDS][i % WORDS], step, i / WORDS, i % WORDS / 4);
+                    get_piece(&words[i / WORDS][i % WORDS], i / WORDS, i % WORDS / 4);
             __syncwarp();
-            copy(step + SLOTS);
+            const int next = turn * C::PARTS + part + 1;
+            if (next < turns * C::PARTS) copy(next);
         }
     }
 
  private:
-    __device__ unsigned char* slot(int step) const { return ahead + step % SLOTS * SLOT_BYTES; }
-    // Begins to copy a part of a tile, if there is one.
     __device__ void copy(int step) const {
-        if (step < turns * C::PARTS) copy_part(step);
-        cp_async_commit();
-    }
-    __device__ void copy_part(int step) const {
         const Place& place = places[step / C::PARTS % TURNS];
         const int first = step % C::PARTS * C::PART_ROWS, rows = place.rows - row_copied - first;
         const T* its = from + place.from + first * p.x.stride_seq;
@@ -111,14 +101,15 @@ struct Reader {
             const int down = i * C::COPY_COLUMNS / COLUMNS * C::COPY_ROWS;
             const int along = i * C::COPY_COLUMNS % COLUMNS, at = C::place(down, along);
             // Pieces change places within what a warp copies at once.
-            cp_async_16(smem_address(slot(step) + (copied ^ at % C::WARP_BYTES) +
+            cp_async_16(smem_address(ahead + (copied ^ at % C::WARP_BYTES) +
                                      at / C::WARP_BYTES * C::WARP_BYTES),
                         its + down * p.x.stride_seq + along, down < rows && along < columns_left);
         }
+        cp_async_commit();
     }
-    __device__ void get_piece(uint32_t* words, int step, int unit, int piece) const {
+    __device__ void get_piece(uint32_t* words, int unit, int piece) const {
         const int behind = C::place(0, unit * SPAN), change = C::place(0, piece * C::PIECE);
-        const uint4 its = *reinterpret_cast<const uint4*>(slot(step) + (read ^ change) + behind);
+        const uint4 its = *reinterpret_cast<const uint4*>(ahead + (read ^ change) + behind);
         uint4 signs = {};
         if constexpr (HADAMARD) {
             const int column = unit * SPAN + threadIdx.x % LANES * UNIT;

@@ -193,8 +193,7 @@ def _made(
     grid = min(tiles, device.sm_count * spec.blocks_per_sm(x.dtype.name, columns))
     is_whole = block is not None and block <= spec.ROWS
     parts = (spec.WHOLE,) if is_whole else (spec.LARGEST, spec.CONVERT)
-    how = x.dtype.name, columns, hadamard, transposed
-    kernels = [spec.instance(*how, part, device) for part in parts]
+    kernels = [spec.instance(x.dtype.name, columns, hadamard, transposed, part) for part in parts]
 
     def passes(overlaps: bool) -> tuple[Launch, ...]:
         p["overlaps"] = overlaps

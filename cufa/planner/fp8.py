@@ -61,8 +61,8 @@ def kernels(problem: Problem, device: Device) -> tuple[Variant | Instance, ...]:
     variant = plan_fp8(problem, device).variant
     return (
         variant,
-        quantize.instance(problem.dtype, variant.head_dim, True, False, quantize.WHOLE, device),
-        quantize.instance(problem.dtype, variant.head_dim_v, False, True, quantize.WHOLE, device),
+        quantize.instance(problem.dtype, variant.head_dim, True, False, quantize.WHOLE),
+        quantize.instance(problem.dtype, variant.head_dim_v, False, True, quantize.WHOLE),
     )
 
 

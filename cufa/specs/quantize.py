@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
@@ -46,21 +45,17 @@ def blocks_per_sm(dtype: str, columns: int) -> int:
     return _BLOCKS_PER_SM[DTYPES[dtype].bytes].get(columns, 1)
 
 
-def instance(
-    dtype: str, columns: int, hadamard: bool, transposed: bool, how: int, device: Device
-) -> Instance:
+def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: int) -> Instance:
     """Return the instantiation of a pass: `WHOLE`, `LARGEST` or `CONVERT`.
 
     Shared memory holds where the tiles of some turns are; the largest numbers of warps, for two
-    tiles; the signs of a row; a tile to be transposed; and a tile that is read ahead, or a half of
-    one, or both halves if there is room for them.
+    tiles; the signs of a row; a tile to be transposed; and a tile that is read ahead, or half of
+    one.
     """
     row = columns * DTYPES[dtype].bytes
     largest = 2 * THREADS // _WARP * _WORD
     tile = ROWS * columns + ROWS // _KEYS * 16
-    rest = _TURNS * _PLACE + largest + hadamard * row + transposed * tile
-    parts = 2 if row > 512 else 1
-    slot = ROWS * row // parts
-    slots = parts if rest + parts * slot <= device.smem_per_block else 1
-    arguments = columns, hadamard, transposed, how, blocks_per_sm(dtype, columns), slots
-    return Instance(SPEC.name, (dtype,), arguments, smem_bytes=rest + slots * slot)
+    ahead = ROWS * row // (2 if row > 512 else 1)
+    smem = _TURNS * _PLACE + largest + hadamard * row + transposed * tile + ahead
+    arguments = columns, hadamard, transposed, how, blocks_per_sm(dtype, columns)
+    return Instance(SPEC.name, (dtype,), arguments, smem_bytes=smem)
