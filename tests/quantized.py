@@ -32,6 +32,9 @@ def transposed(values: np.ndarray) -> np.ndarray:
     padded[:, :, :s] = values
     # 16 keys are two halves of four pairs; a thread holds a pair of each half.
     parts = padded.reshape(b, h, blocks, KEYS // 16, 2, 4, 2, d)
-    return np.ascontiguousarray(parts.transpose(0, 1, 2, 7, 3, 5, 4, 6)).reshape(
-        b, h, blocks, d, KEYS
-    )
+    by_column = parts.transpose(0, 1, 2, 7, 3, 5, 4, 6).reshape(b, h, blocks, d, KEYS)
+    # A thread's four pairs of 32 columns follow each other: eight rows apart here.
+    places = [32 * (c // 32) + 8 * (c % 8 // 2) + 2 * (c % 32 // 8) + c % 2 for c in range(d)]
+    values = np.empty_like(by_column)
+    values[:, :, :, places] = by_column
+    return values

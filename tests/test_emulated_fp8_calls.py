@@ -19,8 +19,9 @@ from cufa import device
 from cufa.launch import fp8
 from cufa.planner.fp8 import Fp8Plan
 
-#: Errors of results, relative to their root mean square: P has four bits of 8.
-RMSE = 0.03
+#: Errors of results, relative to their root mean square. Both round P to four bits, by 0.027 of it
+#: in the root mean square; with another m, one rounding tells nothing about the other.
+RMSE = 0.04
 #: Scores up to 10 or so are sums of 14 bits, in several steps.
 LSE_ERROR = 1e-2
 

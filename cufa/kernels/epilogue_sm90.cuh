@@ -52,9 +52,10 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
         }
 }
 
-// Writes a warp's 16 rows of O straight from its registers: four lanes exchange theirs, so that
-// each writes 16 bytes.
-template <class T, int OT>
+// Writes a warp's 16 rows of O straight from its registers, 16 bytes a lane at once. A lane has
+// pairs of columns, eight apart: four lanes exchange theirs. Not if O is IN_ORDER: of 32 columns,
+// a lane then has eight that follow each other.
+template <class T, bool IN_ORDER = false, int OT>
 __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const PackedRows& rows) {
     uint32_t v[2][(OT + 3) / 4][4];
 #pragma unroll
@@ -65,7 +66,7 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
             for (int i = 0; i < 4; ++i)
                 v[h][ot / 4][i] =
                     ot + i < OT ? pack2<T>(rO[ot + i][2 * h], rO[ot + i][2 * h + 1]) : 0;
-            transpose_quad(v[h][ot / 4]);
+            if constexpr (!IN_ORDER) transpose_quad(v[h][ot / 4]);
         }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

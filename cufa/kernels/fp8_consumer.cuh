@@ -52,6 +52,9 @@ struct Consumer8 {
         turns.wait();
         begin_tile();
         while (here.more) {
+            // Here, and not where they are loaded, which would wait for them.
+#pragma unroll
+            for (int h = 0; h < 2; ++h) scale_q[h] *= p.scale_log2, computed_here(scale_q[h]);
             wgmma_wait<0>();
             exponentiate();
             pack_p();
@@ -66,6 +69,7 @@ struct Consumer8 {
                 smem.ring_v.release(present);
                 if (!here.has_next_keys()) break;
                 --here.j, here.visit = here.ahead;
+                load_scales();
                 queue_s();
                 turns.pass();
                 here.look_ahead();
@@ -80,19 +84,18 @@ struct Consumer8 {
     }
 
  private:
-    // Queues S of the first keys of the next tile of rows, and ends this consumer's turn.
+    // Queues S of the first keys of the next tile of rows, and ends this consumer's turn. What S
+    // does not need comes after it.
     __device__ void begin_tile() {
-        take_up();
+        find_tile();
         queue_s();
         turns.pass();
+        if (here.more) take_up();
     }
-    // Queues S = Q K^T, and loads the scales of its keys. If no tile of rows is left, the product
-    // reads whatever is in the slots, and its result is not used.
+    // Queues S = Q K^T. If no tile of rows is left, the product reads whatever is in the slots, and
+    // its result is not used.
     __device__ void queue_s() {
-        if (here.more) {
-            load_scales();
-            smem.ring_k.wait(here.n);
-        }
+        if (here.more) smem.ring_k.wait(here.n);
         wgmma_fence();
         queue_product<float8, QTile, KTile>(
             rS[0], operand_q + smem.ring_q.slot(here.round) * (C::SLOT_BYTES >> 4),
@@ -144,9 +147,9 @@ struct Consumer8 {
         turns.wait();
     }
 
-    // Takes up the next tile of rows, if there is one. Skips the keys that only the other consumers
+    // Finds the next tile of rows, if there is one. Skips the keys that only the other consumers
     // visit: the lowest ones of the tile before, and the highest ones of this tile.
-    __device__ void take_up() {
+    __device__ void find_tile() {
         ++here.round;
         smem.ring_q.wait(here.round);
         const volatile typename C::Work& work = here.work();
@@ -156,14 +159,19 @@ struct Consumer8 {
         }
         here.j = uniform(work.end()) - 1;
         here.more = here.j >= 0;
-        if (!here.more) return;
+        if constexpr (C::SKIPS)
+            if (here.more)
+                for (const int end = uniform(work.keys[here.part()].end); here.j >= end; --here.j)
+                    skip_keys();
+        here.j_begin = here.j;
+    }
+    // Reads what there is to know of the tile.
+    __device__ void take_up() {
+        const volatile typename C::Work& work = here.work();
         const int part = here.part();
         here.keys.first = C::FIRST ? uniform(work.keys[part].first) : 0;
         here.keys.whole_first = SCORE::LEFT_EDGE ? uniform(work.keys[part].whole_first) : 0;
         here.keys.whole_end = uniform(work.keys[part].whole_end);
-        if constexpr (C::SKIPS)
-            for (const int end = uniform(work.keys[part].end); here.j >= end; --here.j) skip_keys();
-        here.j_begin = here.j;
         if (has_no_rows()) here.keys.first = here.j;  // one tile of keys, whose P V is not stored
         here.look_up(), here.look_ahead();
         const int head = uniform(work.head), batch = KV::RAGGED ? 0 : uniform(work.batch);
@@ -173,12 +181,12 @@ struct Consumer8 {
             first_query = work.sequence.first_q, queries = work.sequence.seq_q;
             first_key = uniform(work.sequence.first_k);
         }
+        load_scales();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int query = work.q0 + here.warp_row() + reread_thread_index() % 32 / 4 + 8 * h;
-            scale_q[h] =
-                p.scale_log2 * load_early(p.scales_q.of(batch * p.heads_q + head,
-                                                        first_query + min(query, queries - 1)));
+            scale_q[h] = load_early(p.scales_q.of(batch * p.heads_q + head,
+                                                  first_query + min(query, queries - 1)));
         }
     }
 
@@ -197,6 +205,7 @@ struct Consumer8 {
         apply_score(factor);
         const bool moved = softmax.follow(rS, factor);
         softmax.exponentiate(rS, factor);
+        if constexpr (UNCHECKED && !SCORE::RIGHT_EDGE) softmax.make_room(rS);
         return moved;
     }
     // The same, and packs P. Looks for maxima only as long as some row may have seen no key. After
@@ -314,7 +323,7 @@ struct Consumer8 {
     // Writes O / l of the tile before.
     __device__ void store() {
         softmax.divide(rO, divisor);
-        store_o_direct<typename C::OUT>(rO[0], p, rows_of_result());
+        store_o_direct<typename C::OUT, true>(rO[0], p, rows_of_result());
         __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
 #pragma unroll
         for (int i = 0; i < C::HEAD_DIM_V / 2; ++i) rO[0][i / 4][i % 4] = 0.f;

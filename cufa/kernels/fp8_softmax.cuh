@@ -10,11 +10,13 @@
 // A tile of rows begins with row maxima (`follow`). Later tiles of keys do without: P is computed
 // with the present m, in float32, and added up. As long as a thread's sum of the tile is below
 // MAX_SUM, so is each P. Else m moves, and P in float32 with it (`shift`), which is rounded again;
-// or if P has grown so far that small ones may be lost, S is computed again, for its maxima.
+// or if P has grown so far that small ones may be lost, S is computed again, for its maxima. That
+// takes long, so m moves after the first keys already where it would soon have to (`make_room`).
 struct Softmax8 : OnlineSoftmax<1, false, 8> {
     using Base = OnlineSoftmax<1, false, 8>;
     static constexpr float AT_MAX_LOG2 = 8.f, SLACK_LOG2 = 0.8f;
     static constexpr float MAX_SUM = 440.f, MAX_SHIFTED = 0x1p60f;
+    static constexpr float ROOMY_SUM_LOG2 = 7.f;
 
     __device__ Softmax8() : Base(1.f) {}  // takes maxima in log2 units
 
@@ -47,6 +49,21 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
     __device__ bool too_large() const {
         return __any_sync(0xffffffff, l[0][0] > MAX_SUM || l[0][1] > MAX_SUM);
     }
+    // After the first keys. Where so many of them have weight that these sums would be too large for
+    // later keys, m moves up by an integer, until they have room to grow.
+    template <int NT>
+    __device__ void make_room(float (&rP)[1][NT][4]) {
+        if (!too_large()) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float sum = lanes_max<4>(l[0][h]);
+            const float step = sum > MAX_SUM ? ceilf(__log2f(sum)) - ROOMY_SUM_LOG2 : 0.f;
+            m[0][h] = m[0][h].value() + step;
+            alpha[0][h] = exp2_approx(-step);
+            l[0][h] *= alpha[0][h];
+        }
+        rescale(rP);
+    }
     // If it may, m moves up until these sums are 2^7 at most, and O must be rescaled. The largest P
     // is then a power of two, which rounding keeps: where a row's weight is on one key, its V comes
     // out exact. `again` says of which rows small P may be lost.
@@ -69,15 +86,16 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
         rescale(rP);
     }
 
-    // S -> P in place, added up in l.
+    // S -> P in place, added up in l: pairs first, for which ptxas finds a faster order.
     template <int NT>
     __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[2]) {
 #pragma unroll
-        for (int i = 0; i < NT * 4; ++i) {
-            float& s = rS[0][i / 4][i % 4];
-            const int h = i / 2 % 2;
-            s = exp2_approx(fmaf(s, factor[h], -m[0][h].value()));
-            l[0][h] += s;
+        for (int nt = 0; nt < NT; ++nt) {
+            float(&s)[4] = rS[0][nt];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                s[e] = exp2_approx(fmaf(s[e], factor[e / 2], -m[0][e / 2].value()));
+            l[0][0] += s[0] + s[1], l[0][1] += s[2] + s[3];
         }
     }
 };

@@ -16,6 +16,9 @@ __device__ inline float load_early(const float* p) {
     return x;
 }
 
+// See ptx.cuh.
+__device__ inline void computed_here(float& x) { asm volatile("mov.b32 %0, %0;" : "+f"(x)); }
+
 // mma.sync of e4m3, which a warp executes alone: two bytes stand for a number of 16 bits.
 template <>
 __device__ inline void mma_m16n8k16<float8>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,

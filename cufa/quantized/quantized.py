@@ -54,7 +54,8 @@ class Quantized:
         The mean that `smooth` subtracted from each row, after the same transform.
     transposed : bool
         Whether `values` are transposed in blocks of 128 rows. Zeros follow the last row. Each 16
-        rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15.
+        rows are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and each 16 pairs of columns in
+        the order 0 4 8 12 1 5 9 13 2 6 10 14 3 7 11 15.
     cu_seqlens : array of int32, shape (sequences + 1,), optional
         Where sequences begin in a source of layout "thd", if each begins a new block.
 
