@@ -185,8 +185,8 @@ struct Consumer8 {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int query = work.q0 + here.warp_row() + reread_thread_index() % 32 / 4 + 8 * h;
-            scale_q[h] = load_early(p.scales_q.of(batch * p.heads_q + head,
-                                                  first_query + min(query, queries - 1)));
+            scale_q[h] = load_early(
+                p.scales_q.of(batch * p.heads_q + head, first_query + min(query, queries - 1)));
         }
     }
 

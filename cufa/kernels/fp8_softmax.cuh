@@ -49,8 +49,8 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
     __device__ bool too_large() const {
         return __any_sync(0xffffffff, l[0][0] > MAX_SUM || l[0][1] > MAX_SUM);
     }
-    // After the first keys. Where so many of them have weight that these sums would be too large for
-    // later keys, m moves up by an integer, until they have room to grow.
+    // After the first keys. Where so many of them have weight that these sums would be too large
+    // for later keys, m moves up by an integer, until they have room to grow.
     template <int NT>
     __device__ void make_room(float (&rP)[1][NT][4]) {
         if (!too_large()) return;
@@ -91,7 +91,7 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
     __device__ void exponentiate(float (&rS)[1][NT][4], const float (&factor)[2]) {
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
-            float(&s)[4] = rS[0][nt];
+            float (&s)[4] = rS[0][nt];
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 s[e] = exp2_approx(fmaf(s[e], factor[e / 2], -m[0][e / 2].value()));
