@@ -35,6 +35,6 @@ def transposed(values: np.ndarray) -> np.ndarray:
     by_column = parts.transpose(0, 1, 2, 7, 3, 5, 4, 6).reshape(b, h, blocks, d, KEYS)
     # A thread's four pairs of 32 columns follow each other: eight rows apart here.
     places = [32 * (c // 32) + 8 * (c % 8 // 2) + 2 * (c % 32 // 8) + c % 2 for c in range(d)]
-    values = np.empty_like(by_column)
-    values[:, :, :, places] = by_column
-    return values
+    ordered = np.empty_like(by_column)
+    ordered[:, :, :, places] = by_column
+    return ordered

@@ -52,11 +52,12 @@ __device__ inline void transpose_quad(uint32_t (&v)[4]) {
         }
 }
 
-// Writes a warp's 16 rows of O straight from its registers, 16 bytes a lane at once. A lane has
-// pairs of columns, eight apart: four lanes exchange theirs. Not if O is IN_ORDER: of 32 columns,
-// a lane then has eight that follow each other.
-template <class T, bool IN_ORDER = false, int OT>
+// Writes a warp's 16 rows of O straight from its registers, 16 bytes a lane at once. wgmma leaves a
+// lane pairs of columns that are eight apart, which four lanes exchange. If O is CONTIGUOUS, a lane
+// has eight neighbouring columns of 32 instead, and exchanges nothing: see VTile8.
+template <class T, bool CONTIGUOUS = false, int OT>
 __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const PackedRows& rows) {
+    static_assert(!CONTIGUOUS || OT % 4 == 0, "whole groups of 32 columns");
     uint32_t v[2][(OT + 3) / 4][4];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -66,7 +67,7 @@ __device__ void store_o_direct(const float (&rO)[OT][4], const Params& p, const 
             for (int i = 0; i < 4; ++i)
                 v[h][ot / 4][i] =
                     ot + i < OT ? pack2<T>(rO[ot + i][2 * h], rO[ot + i][2 * h + 1]) : 0;
-            if constexpr (!IN_ORDER) transpose_quad(v[h][ot / 4]);
+            if constexpr (!CONTIGUOUS) transpose_quad(v[h][ot / 4]);
         }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -42,9 +42,9 @@ struct Quantized : WAY {
 // V transposed, in blocks of 128 keys, as wgmma needs it: a row of the tile is a column of V, and
 // keys, over which P V sums, lie along it. In memory, each block is a tile of 128-byte rows. Within
 // 16 keys the order is that in which a thread holds P: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15. So
-// P is an operand as it is. Pairs of 32 columns are in the order 0 4 8 12, 1 5 9 13, 2 6 10 14, 3 7
-// 11 15: a thread then has four pairs of O that follow each other. TMA and the swizzle take two
-// bytes as one element.
+// P is an operand as it is. The 16 pairs of each 32 columns are in the order 0 4 8 12, 1 5 9 13, 2
+// 6 10 14, 3 7 11 15. wgmma gives a thread every fourth of these: its four pairs are neighbours in
+// O. TMA and the swizzle take two bytes as one element.
 template <int HEAD_DIM>
 struct VTile8 : WgmmaTile<HEAD_DIM, 64> {
     using Tile = WgmmaTile<HEAD_DIM, 64>;

@@ -14,6 +14,7 @@ struct Consumer8 {
     using KTile = typename C::KTile;
     using VTile = typename C::VTile;
     static constexpr int BN = C::BN, NT = BN / 8;
+    static constexpr bool CONTIGUOUS = true;  // a lane's columns of O, see VTile8
 
     // Whether tiles of keys after the first can do without row maxima: the first scores of a row
     // tell about the others, and all are proportional to Q K^T. The code of other scores would be
@@ -52,18 +53,20 @@ struct Consumer8 {
         turns.wait();
         begin_tile();
         while (here.more) {
-            // Here, and not where they are loaded, which would wait for them.
+            // The product is computed here: next to the load, it would wait for the load.
 #pragma unroll
             for (int h = 0; h < 2; ++h) scale_q[h] *= p.scale_log2, computed_here(scale_q[h]);
             wgmma_wait<0>();
             exponentiate();
+            // O is 0, and needs no rescaling.
+            if constexpr (UNCHECKED && !SCORE::RIGHT_EDGE) softmax.make_room(rS);
             pack_p();
             while (true) {
                 release_k();
                 const uint32_t present = here.n++;
                 const int end = here.keys_of_tile();
-                turns.wait();
                 smem.ring_v.wait(present);
+                turns.wait();
                 if constexpr (KV::TAILS) clear_tail(present, end);
                 add_product<C>(rO, rP, tile_v(present), scale_v);
                 smem.ring_v.release(present);
@@ -84,13 +87,13 @@ struct Consumer8 {
     }
 
  private:
-    // Queues S of the first keys of the next tile of rows, and ends this consumer's turn. What S
-    // does not need comes after it.
+    // Queues S of the first keys of the next tile of rows, and ends this consumer's turn. Only then
+    // reads what S does not need.
     __device__ void begin_tile() {
-        find_tile();
+        await_tile();
         queue_s();
         turns.pass();
-        if (here.more) take_up();
+        if (here.more) read_tile();
     }
     // Queues S = Q K^T. If no tile of rows is left, the product reads whatever is in the slots, and
     // its result is not used.
@@ -147,9 +150,10 @@ struct Consumer8 {
         turns.wait();
     }
 
-    // Finds the next tile of rows, if there is one. Skips the keys that only the other consumers
-    // visit: the lowest ones of the tile before, and the highest ones of this tile.
-    __device__ void find_tile() {
+    // Waits for the next tile of rows, if there is one. Skips the keys that only the other
+    // consumers visit: the lowest ones of the tile before, and the highest ones of this tile. The
+    // rest of `here` is still that of the tile before, see `read_tile`.
+    __device__ void await_tile() {
         ++here.round;
         smem.ring_q.wait(here.round);
         const volatile typename C::Work& work = here.work();
@@ -165,8 +169,8 @@ struct Consumer8 {
                     skip_keys();
         here.j_begin = here.j;
     }
-    // Reads what there is to know of the tile.
-    __device__ void take_up() {
+    // Reads the rest of the tile's Work, and loads the scales of its rows and first keys.
+    __device__ void read_tile() {
         const volatile typename C::Work& work = here.work();
         const int part = here.part();
         here.keys.first = C::FIRST ? uniform(work.keys[part].first) : 0;
@@ -205,7 +209,6 @@ struct Consumer8 {
         apply_score(factor);
         const bool moved = softmax.follow(rS, factor);
         softmax.exponentiate(rS, factor);
-        if constexpr (UNCHECKED && !SCORE::RIGHT_EDGE) softmax.make_room(rS);
         return moved;
     }
     // The same, and packs P. Looks for maxima only as long as some row may have seen no key. After
@@ -323,7 +326,7 @@ struct Consumer8 {
     // Writes O / l of the tile before.
     __device__ void store() {
         softmax.divide(rO, divisor);
-        store_o_direct<typename C::OUT, true>(rO[0], p, rows_of_result());
+        store_o_direct<typename C::OUT, CONTIGUOUS>(rO[0], p, rows_of_result());
         __syncwarp();  // for the compiler: else it makes no use of what is the same in all lanes
 #pragma unroll
         for (int i = 0; i < C::HEAD_DIM_V / 2; ++i) rO[0][i / 4][i % 4] = 0.f;

@@ -16,7 +16,7 @@ __device__ inline float load_early(const float* p) {
     return x;
 }
 
-// See ptx.cuh.
+// As in ptx.cuh.
 __device__ inline void computed_here(float& x) { asm volatile("mov.b32 %0, %0;" : "+f"(x)); }
 
 // mma.sync of e4m3, which a warp executes alone: two bytes stand for a number of 16 bits.

@@ -4,8 +4,8 @@
 #include "quantize_shape.cuh"
 
 // Writes a tile as (COLUMNS, ROWS), where keys have the order 0 1 8 9 2 3 10 11 ... of 16, as wgmma
-// of 8 bits takes weights from the registers in which wgmma leaves scores; and columns that of
-// VTile8.
+// of 8 bits takes weights from the registers in which wgmma leaves scores. Columns have the order
+// of VTile8 in fp8_config.cuh.
 template <int COLUMNS>
 __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
     using Tile = Turned<COLUMNS>;
@@ -31,6 +31,7 @@ __device__ void write_transposed(unsigned char* to, const unsigned char* tile) {
             y[0][j] = permuted(low01, low23, 0x5410), y[1][j] = permuted(low01, low23, 0x7632);
             y[2][j] = permuted(up01, up23, 0x5410), y[3][j] = permuted(up01, up23, 0x7632);
         }
+        // The row of the first pair of columns; the other pair is eight rows on.
         const int place = column / 32 * 32 + column / 4 % 2 * 16 + column / 8 % 4 * 2;
 #pragma unroll
         for (int c = 0; c < QUAD; ++c)

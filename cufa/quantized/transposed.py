@@ -1,8 +1,8 @@
 """Values as the matrix units of Hopper take them in 8 bits: along the keys, in blocks of them.
 
 16 keys are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15: a thread has the weights of
-these four by four. 16 pairs of columns are in the order 0 4 8 12 1 5 9 13 2 6 10 14 3 7 11 15: a
-thread has the results of four pairs, eight pairs apart there, which are neighbours.
+these four by four. The 16 pairs of 32 columns are in the order 0 4 8 12 1 5 9 13 2 6 10 14 3 7 11
+15: a thread has the results of every fourth of these, which are neighbours in V.
 """
 
 from __future__ import annotations
