@@ -58,7 +58,9 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float sum = lanes_max<4>(l[0][h]);
-            move_up(h, sum > MAX_SUM ? ceilf(__log2f(sum)) - ROOMY_SUM_LOG2 : 0.f);
+            // A little more than ROOMY_SUM_LOG2: rounding must not decide about a whole step.
+            const float over = __log2f(sum) - (ROOMY_SUM_LOG2 + 0.01f);
+            move_up(h, sum > MAX_SUM ? ceilf(over) : 0.f);
         }
         rescale(rP);
     }
@@ -95,10 +97,12 @@ struct Softmax8 : OnlineSoftmax<1, false, 8> {
     }
 
  private:
-    // Moves m of a row, and its sum. P follows by `rescale`.
+    // Moves m of a row, and its sum. P follows by `rescale`. A large m moves by less or more than
+    // the step, which is rounded.
     __device__ void move_up(int h, float step) {
-        m[0][h] = m[0][h].value() + step;
-        alpha[0][h] = exp2_approx(-step);
+        const float before = m[0][h].value();
+        m[0][h] = before + step;
+        alpha[0][h] = exp2_approx(before - m[0][h].value());
         l[0][h] *= alpha[0][h];
     }
 };
