@@ -272,6 +272,33 @@ def test_products_of_scales_that_float32_does_not_hold(rng: np.random.Generator)
 
 
 @runs
+@pytest.mark.parametrize("score", [1e6, 3e7])
+def test_equal_scores_have_equal_weights(score: float) -> None:
+    """Also scores of which m, which is as large, moves by less or more than it should."""
+    q, k = (np.full((1, 1, n, 64), np.sqrt(score / 8), np.float32) for n in (64, 512))
+    v = np.repeat(np.eye(4, 64, dtype=np.float32), 128, axis=0)[None, None]
+    arrays = (cufa.quantize(on_gpu(x)) for x in (q, k, v))
+    weights = attention(*arrays, out_dtype=np.float16).get()[..., :4].astype(np.float32)
+    np.testing.assert_allclose(weights, 0.25, rtol=0, atol=0.01)
+    assert np.ptp(weights) <= 1e-3
+
+
+@runs
+def test_rounded_scores_do_not_decide_about_small_weights() -> None:
+    """The last 128 keys have equal scores, and the others scores that are 11.3 below, in log2."""
+    q, k, v = (np.zeros((1, 1, n, 64), np.float32) for n in (64, 2176, 2176))
+    q[..., :2], q[..., 4], k[..., 3], k[:, :, :2048, 1], v[:, :, :2048] = 1, 448, 448, -8, 1
+    found = []
+    for score in (30, 36):  # times the scale, one is rounded up and one down
+        k[..., 0] = score
+        arrays = (cufa.quantize(on_gpu(x)) for x in (q, k, v))
+        scale = 11.3 * float(np.log(2)) / 8
+        found.append(attention(*arrays, out_dtype=np.float16, scale=scale).get())
+    assert (found[0] > 0).all()
+    np.testing.assert_array_equal(*found)
+
+
+@runs
 def test_the_same_bits_in_any_batch_and_again(rng: np.random.Generator) -> None:
     q, k, v = (on_gpu(x) for x in drawn(rng, "bfloat16", (3, 2, 2, 130, 200), 128, 128))
     options: dict[str, Any] = {"precision": "fp8", "causal": True, "batch_invariant": True}
