@@ -35,7 +35,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **optio
     def replayed(*args: Any) -> None:
         raise Asked(*args[6:8])
 
-    monkeypatch.setattr(calls, "_run_known", replayed)
+    monkeypatch.setattr(calls, "run_known", replayed)
     with pytest.raises(Asked) as found:
         call(**options)
     return found.value.args

@@ -63,6 +63,22 @@ def on_device(name: str, array: Array | None) -> Array | None:
     return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
 
 
+def options_of(choices: tuple[Any, ...], common: Key = ()) -> Key:
+    """Return what all calls of a kind share, except dtypes, head dims and the device.
+
+    Types are in it, too: True == 1, and a known call must not accept what a new one refuses.
+
+    Parameters
+    ----------
+    choices, common
+        As in `run`.
+    """
+    window, kernel = choices[1], choices[2]
+    of_window = window is NO_WINDOW or types_in(window)
+    of_kernel = kernel is None or types_in(kernel)
+    return choices, (*map(type, choices),), of_window, of_kernel, common
+
+
 def run(
     q: Any,
     k: Any,
@@ -95,13 +111,9 @@ def run(
     TypeError, ValueError
         The call is illegal, or no kernel can take it.
     """
-    return_lse, window, kernel = choices[0], choices[1], choices[2]
-    # Types are in the key, too: True == 1, and a known call must not accept what a new one refuses.
-    of_window = window is NO_WINDOW or types_in(window)
-    of_kernel = kernel is None or types_in(kernel)
-    options = choices, (*map(type, choices),), of_window, of_kernel, common
+    return_lse, options = choices[0], options_of(choices, common)
     if kind is None:
-        return _run_known(None, q, k, v, out, return_lse, options, extras)
+        return run_known(None, q, k, v, out, return_lse, options, extras)
     global _ndarray, _current_device
     import cupy
 
@@ -118,7 +130,7 @@ def run(
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
     kind = remember(_prepared, key, kind, _KINDS)
-    result = _run_known(kind, q, k, v, out, return_lse, options, extras, has_gaps)
+    result = run_known(kind, q, k, v, out, return_lse, options, extras, has_gaps)
     if result is None:
         raise ValueError("an array besides q, k and v begins within an element of its dtype")
     return result
@@ -152,7 +164,7 @@ def nothing(
     return out, lse
 
 
-def _run_known(
+def run_known(
     checked: PreparedCalls | None,
     q: Any,
     k: Any,
@@ -160,7 +172,7 @@ def _run_known(
     out: Any,
     return_lse: bool,
     options: Key,
-    extras: Extras,
+    extras: Extras = NO_EXTRAS,
     has_gaps: bool = True,
 ) -> Any:
     """Run a call whose kind is known; return None if it is not, or if the call may be illegal.
@@ -173,7 +185,7 @@ def _run_known(
         As in `run`.
     return_lse : bool
     options : tuple
-        The values that all calls of a kind share, except dtypes, head dims and the device.
+        As `options_of` returns it.
     has_gaps : bool
         Whether packed arrays may have rows that belong to no sequence.
 

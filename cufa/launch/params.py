@@ -342,6 +342,8 @@ class Buffer:
     ----------
     bytes, words : memoryview
         The memory, by 8 and by 64 bits.
+    content : bytes or None
+        The memory's first bytes, except addresses, if they are those of a launch before.
     maps : Encoder
         Encodes tensor maps, at the beginning of the memory.
     args : tuple
@@ -350,7 +352,7 @@ class Buffer:
         The same, as the driver takes it.
     """
 
-    __slots__ = ("args", "bytes", "maps", "passed", "words")
+    __slots__ = ("args", "bytes", "content", "maps", "passed", "words")
 
     def __init__(self) -> None:
         import cupy
@@ -360,6 +362,7 @@ class Buffer:
         address = memory.ctypes.data + start
         self.bytes = memory.data[start : start + _LARGEST]
         self.words = self.bytes.cast("Q")
+        self.content: bytes | None = None
         self.maps = tensor_map.Encoder(self.words, address)
         self.passed = Passed(address)
         self.args: tuple[Any, ...] = (cupy.cuda.function.CPointer(address),)
@@ -380,6 +383,7 @@ def taken_buffer() -> Buffer:
 def encoded_map(dtype: str, address: int, shape: Ints, strides: Ints, box: Ints) -> bytes:
     """Return a tensor map; arguments as in `tensor_map.Encoder.encoded`."""
     buffer = taken_buffer()
+    buffer.content = None
     encoded = buffer.maps.encoded(dtype, address, shape, strides, *box)
     free_buffers.append(buffer)
     return encoded

@@ -1,0 +1,135 @@
+"""Calls of `attention` with options as in a call before: what they skip, and what they notice."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from played_gpu import Gpu, on_gpu
+
+import cufa
+from cufa.features.window import NO_WINDOW
+from cufa.launch import calls
+
+#: Types are the concern of tests/test_types.py.
+attention: Any = cufa.attention
+
+#: One option each that differs from its default.
+OPTIONS: list[dict[str, Any]] = [
+    *({}, {"causal": True}, {"causal": "top-left"}, {"window": (9, 0)}, {"window": (0, 9)}),
+    *({"scale": 0.5}, {"scale": np.float64(0.25)}, {"softcap": 20.0}, {"return_lse": True}),
+    *({"attention_chunk": 64}, {"layout": "bshd"}, {"batch_invariant": True}),
+    *({"kernel": "fa3_wgmma"}, {"causal": True, "scale": 0.5}),
+]
+
+
+def array(dtype: Any = np.float16) -> Any:
+    return on_gpu(np.ones((2, 4, 200, 64), dtype))
+
+
+def forbid_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls fail that check their options one by one."""
+
+    def run(*_: Any) -> None:
+        raise AssertionError("options are checked again")
+
+    monkeypatch.setattr(calls, "run", run)
+
+
+def test_are_not_checked_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = array()
+    expected = [attention(x, x, x, **options) for options in OPTIONS]
+    forbid_checks(monkeypatch)
+    launched = len(gpu.launches)
+    for options, first in zip(OPTIONS, expected, strict=True):
+        again = attention(x, x, x, **options)
+        assert type(again) is type(first), options
+    assert len(gpu.launches) == launched + len(OPTIONS)
+    assert gpu.parsed == len(OPTIONS)
+
+
+def test_the_key_is_that_of_the_full_check(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, keys, run_known = array(), [], calls.run_known
+
+    def recorded(*args: Any) -> Any:
+        keys.append(args[5:7])
+        return run_known(*args)
+
+    monkeypatch.setattr(calls, "run_known", recorded)
+    for options in OPTIONS:
+        attention(x, x, x, **options)
+        keys.clear()
+        attention(x, x, x, **options)
+        inspect.unwrap(attention)(x, x, x, **options)
+        assert len(keys) == 2
+        assert keys[0] == keys[1], options
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "other"),
+    [
+        ("causal", True, 1),
+        ("return_lse", False, 0),
+        ("batch_invariant", False, 0.0),
+        ("window", (1, 0), (True, 0)),
+        ("window", (1, 0), [1, 0]),
+        ("scale", 1.0, True),
+        ("attention_chunk", 1, 1.0),
+        ("kernel", None, 0),
+    ],
+)
+def test_equal_values_of_other_types_are_refused(
+    gpu: Gpu, name: str, known: object, other: object
+) -> None:
+    x = array()
+    for _ in range(2):
+        attention(x, x, x, **{name: known})
+    with pytest.raises(TypeError, match=name):
+        attention(x, x, x, **{name: other})
+
+
+def test_arrays_are_neither_compared_nor_left_out(gpu: Gpu) -> None:
+    """Not even where a call before had None in their place."""
+    x, slopes = array(), on_gpu(np.ones(4, np.float32))
+    for _ in range(2):
+        attention(x, x, x, alibi_slopes=None, window=NO_WINDOW)
+        attention(x, x, x, alibi_slopes=slopes, window=NO_WINDOW)
+    assert gpu.parsed == 2
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        attention(x, x, x, alibi_slopes=on_gpu(np.ones(3, np.float32)), window=NO_WINDOW)
+
+
+def test_arguments_that_are_not_options_are_checked(gpu: Gpu) -> None:
+    x = array()
+    for _ in range(2):
+        attention(x, x, x, causal=True)
+    y = array(np.float32)
+    with pytest.raises(TypeError, match="k"):
+        attention(x, y, x, causal=True)
+    with pytest.raises(ValueError, match="out"):
+        attention(x, x, x, causal=True, out=x)
+    on_host = np.ones((1, 1, 4, 8), np.float32)
+    assert isinstance(attention(on_host, on_host, on_host, causal=True), np.ndarray)
+
+
+def test_wrong_names_and_numbers_of_arguments(gpu: Gpu) -> None:
+    x = array()
+    attention(x, x, x)
+    with pytest.raises(TypeError, match=r"attention\(\) got an unexpected .* 'is_causal'"):
+        attention(x, x, x, is_causal=True)
+    with pytest.raises(TypeError, match=r"attention\(\) missing 1 required .*'v'"):
+        attention(x, x)
+    with pytest.raises(TypeError, match=r"attention\(\) takes 3 positional"):
+        attention(x, x, x, None)
+
+
+def test_a_dropout_is_not_left_out(gpu: Gpu) -> None:
+    """Its seed differs from call to call."""
+    x = array()
+    for p, seed in ((0.0, None), (0.5, 1), (0.5, 2), (0.0, None), (0, None)):
+        attention(x, x, x, dropout_p=p, seed=seed)
+    assert gpu.parsed == 2
+    with pytest.raises(ValueError, match="seed"):
+        attention(x, x, x, dropout_p=0.5, seed=None)
