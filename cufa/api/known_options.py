@@ -35,29 +35,37 @@ def remembers_options(*names: str) -> Callable[[_F], _F]:
     """
 
     def decorate(function: _F) -> _F:
-        # Types of the values -> names and values -> `calls.options_of`. The types come first: an
-        # array can neither be hashed nor compared.
-        known: dict[Key, dict[Key, Key]] = {}
+        # Types of the values -> names and values -> `return_lse` and `calls.options_of`. The types
+        # come first: an array can neither be hashed nor compared.
+        known: dict[Key, dict[Key, tuple[bool, int | Key]]] = {}
         parameters = inspect.signature(function).parameters
         defaults = {name: parameters[name].default for name in names}
 
         @functools.wraps(function)
         def called(q: Any, k: Any, v: Any, *, out: Any = None, **given: Any) -> Any:
-            types = (*map(type, given.values()), types_in(given.get("window")))
+            types: Key = (*map(type, given.values()),)
+            if tuple in types:
+                types = (*types, types_in(given.get("window")))
             alike = known.get(types)
-            options = None if alike is None else alike.get((*given.items(),))
-            if options is None:
-                result = function(q, k, v, out=out, **given)
-                choices = defaults | given
-                others = (x for name, x in given.items() if name not in defaults)
-                is_plain = _IMMUTABLE.issuperset(types[:-1]) and not choices["dropout_p"]
-                if is_plain and all(x is None for x in others):
-                    options = calls.options_of(tuple(choices[name] for name in names))
-                    alike = remember(known, types, {}, _NAMES)
-                    remember(alike, (*given.items(),), options, _VALUES)
-                return result
-            result = calls.run_known(None, q, k, v, out, options[0][0], options)
-            return function(q, k, v, out=out, **given) if result is None else result
+            found = None if alike is None else alike.get((*given.items(),))
+            if alike is not None and found is not None:
+                result = calls.run_known(None, q, k, v, out, *found)
+                if result is not None:
+                    return result
+                alike.pop((*given.items(),), None)  # the kind of call may be forgotten
+            result = function(q, k, v, out=out, **given)
+            if _IMMUTABLE.issuperset(map(type, given.values())):
+                note(types, given)
+            return result
+
+        def note(types: Key, given: dict[str, Any]) -> None:
+            choices = defaults | given
+            others = (x for name, x in given.items() if name not in defaults)
+            if choices["dropout_p"] or any(x is not None for x in others):
+                return
+            options = calls.options_of(tuple(choices[name] for name in names))
+            alike = remember(known, types, {}, _NAMES)
+            remember(alike, (*given.items(),), (choices["return_lse"], options), _VALUES)
 
         typed: Any = called
         return typed

@@ -98,15 +98,18 @@ class Passed:
         The addresses of a `Config` and of the array of parameters.
     bytes, words : memoryview
         The `Config`, by 8 and by 64 bits.
+    content : bytes
+        What the `Config` was last, except the stream.
     """
 
-    __slots__ = ("_parameters", "bytes", "config", "parameters", "words")
+    __slots__ = ("_parameters", "bytes", "config", "content", "parameters", "words")
 
     def __init__(self, parameter: int) -> None:
         config = Config()
         self.config = ctypes.addressof(config)
         self.bytes = memoryview(config).cast("B")
         self.words = self.bytes.cast("Q")
+        self.content = b""
         self._parameters = (ctypes.c_void_p * 1)(parameter)
         self.parameters = ctypes.addressof(self._parameters)
 
@@ -142,7 +145,9 @@ class Dependent:
         # `kept` holds the kernel's module, which is unloaded with its last function.
         def launched(buffer: Buffer, kept: Any = self._function) -> None:
             passed, stream = buffer.passed, current_stream()
-            passed.bytes[:] = overlapping if may_overlap(stream) else in_order
+            content = overlapping if may_overlap(stream) else in_order
+            if passed.content is not content:
+                passed.bytes[:] = passed.content = content
             passed.words[_STREAM] = stream.ptr
             error = launch(passed.config, function, passed.parameters, None)
             if error == driver.INVALID_CONTEXT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,13 @@ from cufa.problem.problem import Problem
 from cufa.remembered import remember
 
 _KINDS = 64  # that are remembered
+_OPTIONS = 256
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 _ALIGNED = (True, True, True)
 
 _prepared: dict[Key, PreparedCalls] = {}
+_numbers: dict[Key, int] = {}  # of options; a number is not used again
+_next_number = itertools.count()
 
 # CuPy's, imported by the first call.
 _ndarray: Any = None
@@ -63,10 +67,11 @@ def on_device(name: str, array: Array | None) -> Array | None:
     return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
 
 
-def options_of(choices: tuple[Any, ...], common: Key = ()) -> Key:
+def options_of(choices: tuple[Any, ...], common: Key = ()) -> int | Key:
     """Return what all calls of a kind share, except dtypes, head dims and the device.
 
-    Types are in it, too: True == 1, and a known call must not accept what a new one refuses.
+    A number stands for it, which is looked up faster; unless it cannot be hashed. Types count, too:
+    True == 1, and a known call must not accept what a new one refuses.
 
     Parameters
     ----------
@@ -76,7 +81,12 @@ def options_of(choices: tuple[Any, ...], common: Key = ()) -> Key:
     window, kernel = choices[1], choices[2]
     of_window = window is NO_WINDOW or types_in(window)
     of_kernel = kernel is None or types_in(kernel)
-    return choices, (*map(type, choices),), of_window, of_kernel, common
+    options = choices, (*map(type, choices),), of_window, of_kernel, common
+    try:
+        number = _numbers.get(options)
+    except TypeError:
+        return options
+    return remember(_numbers, options, next(_next_number), _OPTIONS) if number is None else number
 
 
 def run(
@@ -171,7 +181,7 @@ def run_known(
     v: Any,
     out: Any,
     return_lse: bool,
-    options: Key,
+    options: int | Key,
     extras: Extras = NO_EXTRAS,
     has_gaps: bool = True,
 ) -> Any:
@@ -184,7 +194,7 @@ def run_known(
     q, k, v, out, extras
         As in `run`.
     return_lse : bool
-    options : tuple
+    options : int or tuple
         As `options_of` returns it.
     has_gaps : bool
         Whether packed arrays may have rows that belong to no sequence.
