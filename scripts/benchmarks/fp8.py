@@ -20,7 +20,7 @@ from cufa.explorer.clock import Call, Clock
 from cufa.planner.fp8 import Fp8Plan
 from cufa.specs.template_arguments import TemplateArguments
 
-_FROM_16_BITS, _QUANTIZE = "from_16_bits", "quantize"
+_FROM_16_BITS, _QUANTIZE, _COPY = "from_16_bits", "quantize", "copy"
 
 
 def _flash_attn_3(operands: Operands) -> Call:
@@ -95,7 +95,8 @@ def rows(
     """Yield a result row a cell that cufa can run, and print a line for each.
 
     ``from_16_bits`` is the speed with the quantization of q, k and v, whose own one is
-    ``quantize_gbs``: bytes that are read and written in a second.
+    ``quantize_gbs``: bytes that are read and written in a second. ``copy_gbs`` is that of a copy of
+    as many bytes, which takes turns with the others.
     """
     rng = cupy.random.default_rng(seed)
 
@@ -107,12 +108,15 @@ def rows(
         own = {
             _FROM_16_BITS: _from_16_bits(operands),
             _QUANTIZE: lambda: quantized(operands)[0].values,
+            _COPY: _copy(moved_bytes(cell) // 2),
         }
         ms, replayed = graphs.medians({**ready.calls, **own}, clock, budget, "graph")
         speeds = {name: cell.tflops(each) for name, each in ms.items()}
-        quantize_ms = ms.pop(_QUANTIZE)
         from_16_bits = speeds.pop(_FROM_16_BITS)
-        del speeds[_QUANTIZE]
+        moved = moved_bytes(cell) / 1e6
+        gbs = {f"{name}_gbs": rounded(moved / ms[name], 5) for name in (_QUANTIZE, _COPY)}
+        for name in (_QUANTIZE, _COPY):
+            del speeds[name]
         return {
             **ready.row(speeds, [name for name in replayed if name in speeds]),
             "s": cell.sq,
@@ -120,7 +124,7 @@ def rows(
             "max_error": rounded(ready.errors[CUFA], 4),
             **columns({name: rounded(x, 4) for name, x in contestants.rmse.items()}, "_rmse"),
             _FROM_16_BITS: rounded(from_16_bits, 5),
-            "quantize_gbs": rounded(moved_bytes(cell) / quantize_ms / 1e6, 5),
+            **gbs,
         }
 
     return rows_of(cells, row_of)
@@ -132,6 +136,17 @@ def moved_bytes(cell: Cell) -> int:
     elements = rows * cell.d + cell.b * cell.hk * cell.sk * cell.dv
     blocks = cell.b * (cell.hq * -(-cell.sq // 128) + 2 * cell.hk * -(-cell.sk // 128))
     return 3 * elements + 4 * blocks
+
+
+def _copy(nbytes: int) -> Call:
+    """Return what copies bytes within the GPU's memory."""
+    source, copied = (cupy.zeros(nbytes, cupy.uint8) for _ in range(2))
+
+    def call() -> Any:
+        copied[...] = source
+        return copied
+
+    return call
 
 
 def _from_16_bits(operands: Operands) -> Call:

@@ -186,6 +186,7 @@ def _fp8_parts(rows: Sequence[Row]) -> list[str]:
         "from 16 bits": lambda row: f"{row['from_16_bits']:.1f}",
         "by cufa_bf16": _times_16_bits,
         "quantize, GB/s": lambda row: f"{row['quantize_gbs']:.0f}",
+        "of a copy": lambda row: f"{row['quantize_gbs'] / row['copy_gbs']:.2f}",
         **figures(names, "_rmse", " rmse", ".2e"),
     }
     text = "With the quantization of q, k and v, TFLOP/s; and root mean square errors:"

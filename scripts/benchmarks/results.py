@@ -66,7 +66,8 @@ _MORE_FIGURES: dict[str, dict[str, Any]] = {
     "decode8": {"cufa_gbs": (int, float), "of_read": (int, float)},
     "fp8": {
         "s": int,
-        **dict.fromkeys(("rmse", "max_error", "from_16_bits", "quantize_gbs"), (int, float)),
+        **dict.fromkeys(("rmse", "max_error", "from_16_bits"), (int, float)),
+        **dict.fromkeys(("quantize_gbs", "copy_gbs"), (int, float)),
         "peers_rmse": dict,
     },
 }
