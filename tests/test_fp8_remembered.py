@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable
@@ -88,20 +89,66 @@ def test_equal_values_of_other_types_are_refused(gpu: Gpu, run: Run) -> None:
         run(scale=memoryview(bytearray(b"x")))  # whose hash raises ValueError
 
 
+def others() -> list[dict[str, Any]]:
+    """Return arrays besides q, k and v, made anew."""
+    lengths, slopes = on_gpu(np.array([200, 100], np.int32)), array(4, dtype=np.float32)
+    return [
+        *({"out": array()}, {"sinks": slopes}, {"alibi_slopes": slopes}, {"lengths_k": lengths}),
+        *({"lengths_q": lengths, "lengths_k": lengths}, {"lengths_k": lengths, "sinks": slopes}),
+    ]
+
+
+@runs
+def test_calls_with_other_arrays_are_known_by_what_these_are_like(gpu: Gpu, run: Run) -> None:
+    run()
+    for options in others():
+        run(**options)
+    assert gpu.parsed == 1 + len(others())
+    for options in others():
+        launched = len(gpu.launches)
+        result = run(**options)
+        assert len(gpu.launches) > launched
+        assert options.get("out", result) is result
+    assert gpu.parsed == 1 + len(others())
+
+
 @runs
 def test_calls_with_other_arrays_are_checked(gpu: Gpu, run: Run) -> None:
-    run()
-    lengths = on_gpu(np.array([200, 100], np.int32))
-    others: list[dict[str, Any]] = [
-        *({"out": array()}, {"sinks": array(4, dtype=np.float32)}, {"lengths_k": lengths}),
-        *({"alibi_slopes": array(4, dtype=np.float32)}, {"dropout_p": 0.5, "seed": 3}),
+    for _ in range(2):
+        for options in others():
+            run(**options)
+    known = gpu.parsed
+    long = on_gpu(np.array([200, 100]))  # int64, which a call converts
+    on_host = np.array([200, 100], np.int32)
+    strided = on_gpu(np.array([200, 0, 100, 0], np.int32))[::2]
+    full: list[dict[str, Any]] = [
+        *({"lengths_k": long}, {"lengths_k": long}, {"lengths_k": on_host}),
+        *({"lengths_k": strided}, {"lengths_k": strided}, {"dropout_p": 0.5, "seed": 3}),
     ]
-    for options in others * 2:
-        before = gpu.parsed
+    for count, options in enumerate(full):
         run(**options)
-        assert gpu.parsed == before + 1, options
-    with pytest.raises(ValueError, match="mask"):
-        run(mask=array(200, 200, dtype=bool))
+        assert gpu.parsed == known + count + 1, options
+    for name, wrong in (
+        ("sinks", array(3, dtype=np.float32)),
+        ("lengths_k", on_gpu(np.array([200], np.int32))),
+        ("lengths_q", on_gpu(np.array([2.0, 1.0], np.float32))),
+        ("out", array(2, 4, 200, 128)),
+        ("mask", array(200, 200, dtype=bool)),
+    ):
+        with pytest.raises((TypeError, ValueError), match=name):
+            run(**{name: wrong})
+
+
+def test_an_out_that_is_read_is_refused(gpu: Gpu) -> None:
+    x, lengths = array(), on_gpu(np.array([200, 100], np.int32))
+    q, k, v = cufa.quantize_qkv(x, x, x)
+    for _ in range(2):
+        attention(q, k, v, out_dtype=np.float16, out=array(), lengths_k=lengths)
+    out = array()
+    values = out.view(np.uint8).reshape(-1)[: q.values.size].reshape(q.values.shape)
+    again = dataclasses.replace(q, values=values)
+    with pytest.raises(ValueError, match=r"out .* shares memory with q"):
+        attention(again, k, v, out_dtype=np.float16, out=out, lengths_k=lengths)
 
 
 def test_arrays_of_another_transform_or_device(gpu: Gpu) -> None:

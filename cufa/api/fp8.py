@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.api.quantize import OFFSETS
 from cufa.api.quantize_qkv import prepare_qkv
 from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.launch.quantize import Launches
+from cufa.problem.lengths import OFFSETS, rows_of
 from cufa.problem.problem import Problem
 from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
@@ -103,9 +103,8 @@ class Fp8(NamedTuple):
         """
         if self.is_quantized:
             return self.given, []
-        offsets = {name: lengths.get(OFFSETS[name]) for name in self.given}
-        used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
-        used = {"q": lengths.get("lengths_q"), "k": used_k, "v": used_k}
+        rows = {name: rows_of(name, lengths) for name in self.given}
+        offsets, used = ({name: its[i] for name, its in rows.items()} for i in (0, 1))
         how: dict[str, Any] = {"transposed": transposed, "layout": self.layout}
         return prepare_qkv(self.given, offsets, used, hadamard=True, **how)
 

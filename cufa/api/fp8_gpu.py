@@ -11,6 +11,7 @@ from cufa.api.arguments import Call
 from cufa.arrays import ALIGNMENT, Array, padded, readable
 from cufa.checks import check_apart, check_devices
 from cufa.dtypes import DTYPES
+from cufa.features.parts import ARRAYS
 from cufa.launch import fp8 as launch
 from cufa.launch import fp8_calls, quantize
 from cufa.launch.calls import nothing
@@ -120,15 +121,18 @@ def attention(call: Call, key: Key | None) -> Any:
     its = launch.prepared(plan, problem, operands, into, extras, call.ndim)
     values, scales = [x.values for x in operands], [x.scales for x in operands]
     its(*launch.addresses(values, scales, into, lse), *extras.addresses(plan.variant))
-    if key is not None and into is view and _copies_nothing(operands, arrays, launches, fp8.given):
-        quantizers = tuple(each.quantizer for each in launches)
-        known = fp8_calls.Known(its, quantizers, shape, lse_shape, result.dtype)
-        fp8_calls.remember(key, known)
     if into is not view:
         view[...] = into
+    clears = None
     if is_packed and not isinstance(call.operands.lengths["cu_seqlens_q"], np.ndarray):
-        made = result if out is None else None
-        clear_rows(made, lse, extras.lengths[0], problem.max_seqlen_q)
+        clears = problem.max_seqlen_q
+        clear_rows(result if out is None else None, lse, extras.lengths[0], clears)
+    copies_lengths = any(lengths[name] is not x for name, x in call.operands.lengths.items())
+    is_plain = into is view and not copies_lengths
+    if key is not None and is_plain and _are_read(operands, arrays, launches, fp8.given):
+        names, quantizers = (*ARRAYS, *lengths), tuple(each.quantizer for each in launches)
+        of_result = shape, lse_shape, result.dtype
+        fp8_calls.remember(key, fp8_calls.Known(its, names, clears, quantizers, *of_result))
     return result if lse is None else (result, lse)
 
 
@@ -150,7 +154,7 @@ def _operands(arrays: dict[str, Quantized], problem: Problem) -> launch.Operands
     )
 
 
-def _copies_nothing(
+def _are_read(
     operands: launch.Operands,
     arrays: dict[str, Quantized],
     launches: list[quantize.Launches],

@@ -11,7 +11,7 @@ from cufa.checks import check_devices, check_dtype, check_flag, check_seed
 from cufa.cpu import quantize as cpu
 from cufa.launch import quantize as launch
 from cufa.launch.calls import on_device
-from cufa.problem.lengths import check_integers, check_offsets
+from cufa.problem.lengths import OFFSETS, check_integers, check_offsets
 from cufa.quantized.axes import check_axes
 from cufa.quantized.quantized import Quantized, unchecked
 from cufa.quantized.scales import check_granularity, check_sequences
@@ -19,9 +19,6 @@ from cufa.quantized.sequences import laid_out
 from cufa.quantized.transposed import transposed as in_blocks
 
 Granularity = Literal["block", "head", "tensor"]
-
-OFFSETS = {"x": "cu_seqlens", "q": "cu_seqlens_q", "k": "cu_seqlens_k", "v": "cu_seqlens_k"}
-"""The argument that says where the sequences of an array begin."""
 
 
 def quantize(

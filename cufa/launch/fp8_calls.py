@@ -1,6 +1,7 @@
-"""Calls of `attention` in 8 bits that are remembered: the launches of calls like them.
+"""Calls in 8 bits that are remembered: the launches of calls like them.
 
-`cufa.api.fp8_gpu.attention` remembers calls that copy nothing, and have no arrays but q, k and v.
+`cufa.api.fp8_gpu.attention` remembers calls that copy nothing, of `attention` and of
+`attention_varlen`.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ import numpy as np
 
 from cufa.arrays import Ints
 from cufa.launch import fp8, quantize
+from cufa.launch.auxiliary import address
 from cufa.launch.capture import is_capturing
+from cufa.launch.clear_rows import clear_rows
+from cufa.launch.known import is_apart
 from cufa.launch.known import key_of as key_of_call
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
+from cufa.problem.lengths import rows_of
 from cufa.remembered import remember as remember_in
 
 _CALLS = 128  # that are remembered
 _ARRAYS = "q", "k", "v"
+_OTHERS = (
+    *("out", "alibi_slopes", "sinks", "lengths_k", "lengths_q"),
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
+)
 OPTIONS = (
     *("causal", "window", "attention_chunk", "softcap", "dropout_p", "scale", "layout"),
+    *("max_seqlen_q", "max_seqlen_k"),
     *("return_lse", "batch_invariant", "out_dtype", "precision", "kernel"),
 )
-"""The arguments of `attention` that may differ from None in calls that are remembered."""
+"""The arguments, besides arrays, that may differ from None in calls that are remembered."""
 
 
 class Known(NamedTuple):
@@ -34,6 +44,10 @@ class Known(NamedTuple):
     ----------
     launch : Launch
         Launches the kernel of attention.
+    extras : tuple of str
+        The arguments whose addresses the launch is given last.
+    clears : int or None
+        The longest sequence of a call whose packed arrays may have rows that belong to none.
     quantizers : tuple of Quantizer
         Those of q, k and v; empty if these are in 8 bits.
     shape, lse_shape : tuple of int
@@ -43,6 +57,8 @@ class Known(NamedTuple):
     """
 
     launch: Launch
+    extras: tuple[str, ...]
+    clears: int | None
     quantizers: tuple[quantize.Quantizer, ...]
     shape: Ints
     lse_shape: Ints
@@ -54,7 +70,7 @@ _known: dict[Key, Known] = {}
 
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered."""
-    return key_of_call(arguments, _ARRAYS, OPTIONS)
+    return key_of_call(arguments, _ARRAYS, OPTIONS, _OTHERS)
 
 
 def remember(key: Key, known: Known) -> None:
@@ -63,21 +79,31 @@ def remember(key: Key, known: Known) -> None:
 
 
 def run(key: Key, arguments: Mapping[str, Any]) -> Any:
-    """Run a call if one with its key is remembered; else return None."""
-    known = _known.get(key)
+    """Run a call if one with its key is remembered, and writes nothing that it reads; else None."""
+    known, given = _known.get(key), arguments["out"]
     if known is None:
         return None
     arrays = [arguments[name] for name in _ARRAYS]
+    of_extras = [arguments.get(name) for name in known.extras]
     if known.quantizers:
-        if is_capturing():
+        if is_capturing() or not is_apart((given,), (*arrays, *of_extras)):
             return None  # quantizing needs memory: the full check raises the error
-        launches = [*map(quantize.launches_for, known.quantizers, arrays)]
+        launches = []
+        for name, x, quantizer in zip(_ARRAYS, arrays, known.quantizers, strict=True):
+            offsets, used = rows_of(name, arguments)
+            its = quantize.launches_for(quantizer, x)
+            launches.append(its._replace(cu_seqlens=offsets, used=used))
         quantize.run(launches)
         arrays = launches
+    values, scales = ([getattr(x, name) for x in arrays] for name in ("values", "scales"))
+    if not is_apart((given,), (*values, *scales, *of_extras)):
+        return None
     import cupy
 
-    out = cupy.empty(known.shape, known.dtype)
+    out = cupy.empty(known.shape, known.dtype) if given is None else given
     lse = cupy.empty(known.lse_shape, np.float32) if arguments["return_lse"] else None
-    values, scales = ([getattr(x, name) for x in arrays] for name in ("values", "scales"))
-    known.launch(*fp8.addresses(values, scales, out, lse))
+    known.launch(*fp8.addresses(values, scales, out, lse), *map(address, of_extras))
+    if known.clears is not None:
+        made = out if given is None else None
+        clear_rows(made, lse, arguments["cu_seqlens_q"], known.clears)
     return out if lse is None else (out, lse)

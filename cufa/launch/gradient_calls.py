@@ -12,6 +12,7 @@ from typing import Any
 
 from cufa.arrays import Array, bounds
 from cufa.launch import backward
+from cufa.launch.known import is_apart
 from cufa.launch.known import key_of as key_of_call
 from cufa.launch.signature import Key
 from cufa.quantized.quantized import Quantized
@@ -56,7 +57,8 @@ def run(key: Key, arguments: Mapping[str, Any]) -> tuple[Array, ...] | None:
     A call that may write what it reads is not run.
     """
     known = _known.get(key)
-    if known is None or not _is_apart(arguments):
+    written = (arguments.get(name) for name in _WRITTEN)
+    if known is None or not is_apart(written, (arguments[name] for name in _READ)):
         return None
     import cupy
 
@@ -72,10 +74,3 @@ def run(key: Key, arguments: Mapping[str, Any]) -> tuple[Array, ...] | None:
 
 def _written(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in _WRITTEN if arguments.get(name) is not None)
-
-
-def _is_apart(arguments: Mapping[str, Any]) -> bool:
-    """Whether each array to write ends before all that are read, or begins after them."""
-    written = [bounds(arguments[name]) for name in _written(arguments)]
-    read = [bounds(arguments[name]) for name in _READ] if written else []
-    return all(end <= low or high <= first for low, high in written for first, end in read)

@@ -1,12 +1,12 @@
-"""Keys of calls on CuPy arrays that are remembered whole: a call like it is launched at once."""
+"""Calls on CuPy arrays that are remembered whole: their keys, and what is looked at again."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from cufa.arrays import ALIGNMENT
+from cufa.arrays import ALIGNMENT, bounds
 from cufa.launch.signature import Key, types_in
 from cufa.quantized.quantized import Quantized
 
@@ -14,7 +14,10 @@ _IGNORED = "other_names"  # empty, or the call had raised an error
 
 
 def key_of(
-    arguments: Mapping[str, Any], arrays: Collection[str], options: Collection[str]
+    arguments: Mapping[str, Any],
+    arrays: Collection[str],
+    options: Collection[str],
+    others: Collection[str] = (),
 ) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered.
 
@@ -23,18 +26,26 @@ def key_of(
     Parameters
     ----------
     arguments : mapping
-        The arguments of the call, by name. Those that are neither `arrays` nor `options` must be
-        None.
+        The arguments of the call, by name. Those that have no other place must be None.
     arrays : collection of str
         Names of arguments that must be CuPy arrays, or `cufa.Quantized` of such.
     options : collection of str
         Names of arguments that are part of the key. They must be hashable; None stands for one
         that the function lacks.
+    others : collection of str
+        Names of arguments that must be CuPy arrays, or None.
     """
-    described = [_described(arguments.get(name)) for name in arrays]
+    described: list[Any] = [_described(arguments.get(name)) for name in arrays]
     if None in described:
         return None
-    allowed = {*arrays, *options, _IGNORED}
+    for name in others:
+        its = None
+        if arguments.get(name) is not None:
+            its = _described(arguments[name])
+            if its is None:
+                return None
+        described.append(its)
+    allowed = {*arrays, *others, *options, _IGNORED}
     if any(x is not None for name, x in arguments.items() if name not in allowed):
         return None
     import cupy
@@ -49,6 +60,16 @@ def key_of(
     return key
 
 
+def is_apart(written: Iterable[Any], read: Iterable[Any]) -> bool:
+    """Whether each CuPy array to write ends before all that are read, or begins after them.
+
+    None stands for an array that there is not.
+    """
+    spans = [bounds(x) for x in written if x is not None]
+    others = [bounds(x) for x in read if x is not None] if spans else []
+    return all(end <= low or high <= first for low, high in spans for first, end in others)
+
+
 def _described(x: Any) -> Key | None:
     """Return an array's part of a key; None for other objects than CuPy arrays."""
     if isinstance(x, Quantized):
@@ -56,7 +77,8 @@ def _described(x: Any) -> Key | None:
         if values is None or scales is None:
             return None
         fields = x.shape, x.dtype, x.granularity, x.block, x.hadamard, x.seed, x.layout
-        return *fields, x.transposed, x.mean is None, x.cu_seqlens is None, *values, *scales
+        sequences = None if x.cu_seqlens is None else x.cu_seqlens.size
+        return *fields, x.transposed, x.mean is None, sequences, *values, *scales
     # Calls on NumPy arrays need no CuPy, which another thread may still be importing.
     ndarray: Any = getattr(sys.modules.get("cupy"), "ndarray", ())
     if not isinstance(x, ndarray):

@@ -20,8 +20,24 @@ LENGTHS = {
 }
 """The arguments that say how long sequences are, and where, by `Problem.kv`."""
 
+OFFSETS = {"x": "cu_seqlens", "q": "cu_seqlens_q", "k": "cu_seqlens_k", "v": "cu_seqlens_k"}
+"""The argument that says where the sequences of an array begin."""
+
 _ANY = 2**31 - 1
 _INT32 = np.dtype(np.int32)
+
+
+def rows_of(name: str, lengths: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return where sequences of q, k or v begin, and how many of their rows count.
+
+    Parameters
+    ----------
+    name : str
+    lengths : mapping
+        Arguments of `attention` or of `attention_varlen`, by name.
+    """
+    used_k = lengths.get("lengths_k", lengths.get("seqused_k"))
+    return lengths.get(OFFSETS[name]), lengths.get("lengths_q") if name == "q" else used_k
 
 
 def of_lengths(kv: str, batch: int, lengths: Sequence[ArrayInfo | None]) -> int:
