@@ -35,6 +35,8 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **optio
     def replayed(*args: Any) -> None:
         raise Asked(*args[6:8])
 
+    options_of = calls.options_of
+    monkeypatch.setattr(calls, "options_of", lambda *args, made: options_of(*args, made=True))
     monkeypatch.setattr(calls, "run_known", replayed)
     with pytest.raises(Asked) as found:
         call(**options)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from played_gpu import Gpu, on_gpu
 import cufa
 from cufa.features.window import NO_WINDOW
 from cufa.launch import calls
+from cufa.remembered import remember
 
 #: Types are the concern of tests/test_types.py.
 attention: Any = cufa.attention
@@ -133,3 +138,105 @@ def test_a_dropout_is_not_left_out(gpu: Gpu) -> None:
     assert gpu.parsed == 2
     with pytest.raises(ValueError, match="seed"):
         attention(x, x, x, dropout_p=0.5, seed=None)
+
+
+def test_a_dropout_of_zero_in_other_types(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = array()
+    for p in (0, np.float64(0)):
+        attention(x, x, x, dropout_p=p)
+    forbid_checks(monkeypatch)
+    for p in (0, np.float64(0)):
+        attention(x, x, x, dropout_p=p)
+
+
+def fails(*_: object) -> Any:
+    raise ZeroDivisionError
+
+
+#: Numbers that compare as others do not.
+EQUAL_TO_ALL: Any = type(
+    "EqualToAll", (int,), {"__eq__": lambda *_: True, "__hash__": int.__hash__}
+)
+NOT_COMPARABLE: Any = type("NotComparable", (int,), {"__eq__": fails, "__hash__": fails})
+NOT_HASHABLE: Any = type("NotHashable", (int,), {"__hash__": None})
+EQUAL_FLOAT: Any = type(
+    "EqualFloat", (float,), {"__eq__": lambda *_: True, "__hash__": lambda _: 1}
+)
+
+
+def test_subclasses_of_numbers_are_checked_in_full(gpu: Gpu) -> None:
+    """How they compare does not matter."""
+    x = array()
+    attention(x, x, x, window=(1, 0))
+    for kind in (EQUAL_TO_ALL, NOT_COMPARABLE, NOT_HASHABLE):
+        for left in (1, 9, 9):
+            attention(x, x, x, window=(kind(left), 0))
+    assert gpu.parsed == 10
+    for scale in (0.1, 3.0):
+        attention(x, x, x, scale=EQUAL_FLOAT(scale))
+    assert gpu.parsed == 12
+    on_host = np.ones((1, 1, 4, 8), np.float32)
+    for _ in range(2):
+        attention(on_host, on_host, on_host, window=(NOT_COMPARABLE(1), 0))
+
+
+def halved(_: object, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score * 0.5
+
+
+NO_HASH: Any = type("NoHash", (type,), {"__hash__": None, "__eq__": lambda a, b: a is b})
+HALVED: Any = NO_HASH("Halved", (), {"__call__": halved})
+
+
+def test_objects_of_a_type_that_has_no_hash(gpu: Gpu) -> None:
+    x, on_host = array(), np.ones((1, 1, 4, 8), np.float32)
+    attention(on_host, on_host, on_host, score_mod=HALVED())
+    attention(x, x, x, score_mod=HALVED())
+    for name in ("bias", "seed"):
+        with pytest.raises(TypeError, match=name):
+            attention(x, x, x, **{name: HALVED()})
+
+
+def test_refused_options_are_not_kept(gpu: Gpu) -> None:
+    class Refused:
+        pass
+
+    x, refused = array(), Refused()
+    kept = weakref.ref(refused)
+    with pytest.raises(TypeError, match="scale"):
+        attention(x, x, x, scale=refused)
+    del refused
+    gc.collect()
+    assert kept() is None
+
+
+def test_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share memories that are full."""
+    monkeypatch.setattr(calls, "_prepared", {})
+    x, on_host, interval = array(), np.ones((1, 1, 1, 8), np.float32), sys.getswitchinterval()
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(300):
+            for each in (x, on_host):
+                attention(each, each, each, scale=float(rng.integers(90) + 1))
+
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_what_is_forgotten_may_call_again() -> None:
+    """It is deleted without the lock."""
+    memory: dict[int, Any] = {}
+
+    class Last:
+        def __del__(self) -> None:
+            remember(memory, 7, None, 2)
+
+    for key in range(4):
+        remember(memory, key, Last(), 2)
+    assert len(memory) <= 2

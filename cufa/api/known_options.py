@@ -10,15 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cufa.launch import calls
-from cufa.launch.signature import Key, types_in
+from cufa.launch.signature import PLAIN, Key, types_in
 from cufa.remembered import remember
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _NAMES = 64  # sets of options that are remembered, by the types of their values
 _VALUES = 64  # of each
-
-_IMMUTABLE = {bool, int, float, np.float64, str, type(None), tuple}
 
 
 def remembers_options(*names: str) -> Callable[[_F], _F]:
@@ -36,8 +34,8 @@ def remembers_options(*names: str) -> Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         # Types of the values -> names and values -> `return_lse` and `calls.options_of`. The types
-        # come first: an array can neither be hashed nor compared.
-        known: dict[Key, dict[Key, tuple[bool, int | Key]]] = {}
+        # come first: other values than those of plain types are neither hashed nor compared.
+        known: dict[Key, dict[Key, tuple[bool, int]]] = {}
         parameters = inspect.signature(function).parameters
         defaults = {name: parameters[name].default for name in names}
 
@@ -46,26 +44,33 @@ def remembers_options(*names: str) -> Callable[[_F], _F]:
             types: Key = (*map(type, given.values()),)
             if tuple in types:
                 types = (*types, types_in(given.get("window")))
-            alike = known.get(types)
+            try:
+                alike = known.get(types)
+            except TypeError:  # a type that cannot be hashed
+                return function(q, k, v, out=out, **given)
             found = None if alike is None else alike.get((*given.items(),))
-            if alike is not None and found is not None:
+            if found is not None:
                 result = calls.run_known(None, q, k, v, out, *found)
                 if result is not None:
                     return result
-                alike.pop((*given.items(),), None)  # the kind of call may be forgotten
             result = function(q, k, v, out=out, **given)
-            if _IMMUTABLE.issuperset(map(type, given.values())):
+            if not isinstance(q, np.ndarray) and PLAIN.issuperset(types[: len(given)]):
                 note(types, given)
             return result
 
         def note(types: Key, given: dict[str, Any]) -> None:
             choices = defaults | given
             others = (x for name, x in given.items() if name not in defaults)
-            if choices["dropout_p"] or any(x is not None for x in others):
+            # `types` does not have those in a `Variant`.
+            is_variant = isinstance(choices["kernel"], tuple)
+            if is_variant or choices["dropout_p"] or any(x is not None for x in others):
                 return
-            options = calls.options_of(tuple(choices[name] for name in names))
-            alike = remember(known, types, {}, _NAMES)
-            remember(alike, (*given.items(),), (choices["return_lse"], options), _VALUES)
+            choices["dropout_p"] = 0.0  # as the function passes it
+            options = calls.options_of(tuple(choices[name] for name in names), made=True)
+            if options is not None:
+                alike = remember(known, types, {}, _NAMES)
+                found = choices["return_lse"], options  # other ones if the old are forgotten
+                remember(alike, (*given.items(),), found, _VALUES, anew=True)
 
         typed: Any = called
         return typed

@@ -14,7 +14,7 @@ from cufa.launch.capture import is_capturing, refuse_memory
 from cufa.launch.clear_rows import clear_rows
 from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
-from cufa.launch.signature import Key, types_in
+from cufa.launch.signature import PLAIN, Key, types_in
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.problem.lengths import LENGTHS, is_readable
 from cufa.problem.parse import restore_shape
@@ -23,6 +23,7 @@ from cufa.remembered import remember
 
 _KINDS = 64  # that are remembered
 _OPTIONS = 256
+
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 _ALIGNED = (True, True, True)
 
@@ -67,26 +68,38 @@ def on_device(name: str, array: Array | None) -> Array | None:
     return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
 
 
-def options_of(choices: tuple[Any, ...], common: Key = ()) -> int | Key:
-    """Return what all calls of a kind share, except dtypes, head dims and the device.
+def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False) -> int | None:
+    """Return the number of what calls of a kind share, except dtypes, head dims and the device.
 
-    A number stands for it, which is looked up faster; unless it cannot be hashed. Types count, too:
-    True == 1, and a known call must not accept what a new one refuses.
+    A number is looked up faster than all that. Types count, too: True == 1, and a known call must
+    not accept what a new one refuses. Return None for options that have no number, unless it is to
+    be `made`; and for those of other than plain types, whose comparisons may mean anything.
 
     Parameters
     ----------
     choices, common
         As in `run`.
+    made : bool
+        For a call that has been checked in full.
     """
     window, kernel = choices[1], choices[2]
-    of_window = window is NO_WINDOW or types_in(window)
-    of_kernel = kernel is None or types_in(kernel)
-    options = choices, (*map(type, choices),), of_window, of_kernel, common
+    types = (*map(type, choices),)
+    of_window = None if window is NO_WINDOW else types_in(window)
+    of_kernel = None if kernel is None else types_in(kernel)
+    options = choices, types, of_window, of_kernel, common
     try:
+        if not PLAIN.issuperset(types):
+            return None
+        if (of_window and not PLAIN.issuperset(of_window)) or (
+            of_kernel and not PLAIN.issuperset(of_kernel)
+        ):
+            return None
         number = _numbers.get(options)
-    except TypeError:
-        return options
-    return remember(_numbers, options, next(_next_number), _OPTIONS) if number is None else number
+    except TypeError:  # `common` has something that cannot be hashed
+        return None
+    if number is None and made:
+        number = remember(_numbers, options, next(_next_number), _OPTIONS)
+    return number
 
 
 def run(
@@ -121,8 +134,10 @@ def run(
     TypeError, ValueError
         The call is illegal, or no kernel can take it.
     """
-    return_lse, options = choices[0], options_of(choices, common)
+    return_lse, options = choices[0], options_of(choices, common, made=kind is not None)
     if kind is None:
+        if options is None:
+            return None
         return run_known(None, q, k, v, out, return_lse, options, extras)
     global _ndarray, _current_device
     import cupy
@@ -139,7 +154,8 @@ def run(
         extras = extras._replace(lengths=tuple(map(on_device, names, extras.lengths)))
     head_dims = problem.head_dim, problem.head_dim_v
     key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
-    kind = remember(_prepared, key, kind, _KINDS)
+    if options is not None:
+        kind = remember(_prepared, key, kind, _KINDS)
     result = run_known(kind, q, k, v, out, return_lse, options, extras, has_gaps)
     if result is None:
         raise ValueError("an array besides q, k and v begins within an element of its dtype")
@@ -181,7 +197,7 @@ def run_known(
     v: Any,
     out: Any,
     return_lse: bool,
-    options: int | Key,
+    options: int | None,
     extras: Extras = NO_EXTRAS,
     has_gaps: bool = True,
 ) -> Any:
@@ -194,8 +210,8 @@ def run_known(
     q, k, v, out, extras
         As in `run`.
     return_lse : bool
-    options : int or tuple
-        As `options_of` returns it.
+    options : int or None
+        As `options_of` returns it; None only of a call that has been checked in full.
     has_gaps : bool
         Whether packed arrays may have rows that belong to no sequence.
 
@@ -217,7 +233,7 @@ def run_known(
             checked
             or _prepared[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
         )
-    except (KeyError, IndexError, TypeError):  # no axes, or an option that cannot be hashed
+    except (KeyError, IndexError):  # or no axes
         return None
     q_at, k_at, v_at = q_data.ptr, k_data.ptr, v_data.ptr
     aligned = _ALIGNED

@@ -7,10 +7,16 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cufa.arrays import ALIGNMENT, bounds
-from cufa.launch.signature import Key, types_in
+from cufa.dtypes import DTYPES
+from cufa.launch.signature import PLAIN, Key, types_in
 from cufa.quantized.quantized import Quantized
+from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.fp8_variant import Fp8Variant
 
 _IGNORED = "other_names"  # empty, or the call had raised an error
+
+_DTYPES = {type, *(type(row.numpy) for row in DTYPES.values())}
+_PLAIN = {*PLAIN, *_DTYPES, BackwardVariant, Fp8Variant}
 
 
 def key_of(
@@ -30,8 +36,8 @@ def key_of(
     arrays : collection of str
         Names of arguments that must be CuPy arrays, or `cufa.Quantized` of such.
     options : collection of str
-        Names of arguments that are part of the key. They must be hashable; None stands for one
-        that the function lacks.
+        Names of arguments that are part of the key. They must be of plain types; None stands for
+        one that the function lacks.
     others : collection of str
         Names of arguments that must be CuPy arrays, or None.
     """
@@ -51,13 +57,14 @@ def key_of(
     import cupy
 
     # Types as well, as in `calls.run`: True == 1.
-    given = ((x, type(x), types_in(x)) for x in (arguments.get(name) for name in options))
-    key = cupy.cuda.runtime.getDevice(), *described, *given
+    given = [arguments.get(name) for name in options]
+    types, members = (*map(type, given),), (*map(types_in, given),)
     try:
-        hash(key)
-    except Exception:  # whatever a caller's type raises: the full check judges it
+        if not _PLAIN.issuperset(types) or not all(_PLAIN.issuperset(x) for x in members if x):
+            return None  # the full check judges it
+    except TypeError:  # a type that cannot be hashed
         return None
-    return key
+    return cupy.cuda.runtime.getDevice(), *described, *given, types, members
 
 
 def is_apart(written: Iterable[Any], read: Iterable[Any]) -> bool:
