@@ -130,7 +130,8 @@ def attention(call: Call, key: Key | None) -> Any:
     copies_lengths = any(lengths[name] is not x for name, x in call.operands.lengths.items())
     is_plain = into is view and not copies_lengths
     if key is not None and is_plain and _are_read(operands, arrays, launches, fp8.given):
-        names, quantizers = (*ARRAYS, *lengths), tuple(each.quantizer for each in launches)
+        names = (*ARRAYS, *lengths) if any(x is not None for x in extras.flat) else ()
+        quantizers = tuple(each.quantizer for each in launches)
         of_result = shape, lse_shape, result.dtype
         fp8_calls.remember(key, fp8_calls.Known(its, names, clears, quantizers, *of_result))
     return result if lse is None else (result, lse)

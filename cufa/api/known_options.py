@@ -35,7 +35,8 @@ def remembers_options(*names: str) -> Callable[[_F], _F]:
     def decorate(function: _F) -> _F:
         # Types of the values -> names and values -> `return_lse` and `calls.options_of`. The types
         # come first: other values than those of plain types are neither hashed nor compared.
-        known: dict[Key, dict[Key, tuple[bool, int]]] = {}
+        # Other calls have nothing there.
+        known: dict[Key, dict[Key, tuple[bool, int] | tuple[()]]] = {}
         parameters = inspect.signature(function).parameters
         defaults = {name: parameters[name].default for name in names}
 
@@ -49,28 +50,29 @@ def remembers_options(*names: str) -> Callable[[_F], _F]:
             except TypeError:  # a type that cannot be hashed
                 return function(q, k, v, out=out, **given)
             found = None if alike is None else alike.get((*given.items(),))
-            if found is not None:
+            if found:
                 result = calls.run_known(None, q, k, v, out, *found)
                 if result is not None:
                     return result
             result = function(q, k, v, out=out, **given)
-            if not isinstance(q, np.ndarray) and PLAIN.issuperset(types[: len(given)]):
+            if found != () and not isinstance(q, np.ndarray):
                 note(types, given)
             return result
 
         def note(types: Key, given: dict[str, Any]) -> None:
-            choices = defaults | given
-            others = (x for name, x in given.items() if name not in defaults)
-            # `types` does not have those in a `Variant`.
-            is_variant = isinstance(choices["kernel"], tuple)
-            if is_variant or choices["dropout_p"] or any(x is not None for x in others):
+            if not PLAIN.issuperset(types[: len(given)]):
                 return
-            choices["dropout_p"] = 0.0  # as the function passes it
-            options = calls.options_of(tuple(choices[name] for name in names), made=True)
-            if options is not None:
-                alike = remember(known, types, {}, _NAMES)
-                found = choices["return_lse"], options  # other ones if the old are forgotten
-                remember(alike, (*given.items(),), found, _VALUES, anew=True)
+            choices = defaults | given
+            others = [x for name, x in given.items() if name not in defaults and x is not None]
+            found: tuple[bool, int] | tuple[()] = ()
+            # `types` does not have those in a `Variant`.
+            if not (others or choices["dropout_p"] or isinstance(choices["kernel"], tuple)):
+                choices["dropout_p"] = 0.0  # as the function passes it
+                options = calls.options_of(tuple(choices[name] for name in names), made=True)
+                if options is not None:  # another one, if the old one was forgotten
+                    found = choices["return_lse"], options
+            alike = remember(known, types, {}, _NAMES)
+            remember(alike, (*given.items(),), found, _VALUES, anew=True)
 
         typed: Any = called
         return typed

@@ -45,7 +45,7 @@ class Known(NamedTuple):
     launch : Launch
         Launches the kernel of attention.
     extras : tuple of str
-        The arguments whose addresses the launch is given last.
+        The arguments whose addresses the launch is given last; empty if all of them are None.
     clears : int or None
         The longest sequence of a call whose packed arrays may have rows that belong to none.
     quantizers : tuple of Quantizer
@@ -84,25 +84,22 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
     if known is None:
         return None
     arrays = [arguments[name] for name in _ARRAYS]
-    of_extras = [arguments.get(name) for name in known.extras]
+    others = [arguments.get(name) for name in known.extras]
     if known.quantizers:
-        if is_capturing() or not is_apart((given,), (*arrays, *of_extras)):
+        if is_capturing() or (given is not None and not is_apart((given,), (*arrays, *others))):
             return None  # quantizing needs memory: the full check raises the error
-        launches = []
-        for name, x, quantizer in zip(_ARRAYS, arrays, known.quantizers, strict=True):
-            offsets, used = rows_of(name, arguments)
-            its = quantize.launches_for(quantizer, x)
-            launches.append(its._replace(cu_seqlens=offsets, used=used))
+        rows = [rows_of(name, arguments) if others else () for name in _ARRAYS]
+        of_each = zip(known.quantizers, arrays, rows, strict=True)
+        arrays = launches = [quantize.launches_for(each, x, *its) for each, x, its in of_each]
         quantize.run(launches)
-        arrays = launches
     values, scales = ([getattr(x, name) for x in arrays] for name in ("values", "scales"))
-    if not is_apart((given,), (*values, *scales, *of_extras)):
+    if given is not None and not is_apart((given,), (*values, *scales, *others)):
         return None
     import cupy
 
     out = cupy.empty(known.shape, known.dtype) if given is None else given
     lse = cupy.empty(known.lse_shape, np.float32) if arguments["return_lse"] else None
-    known.launch(*fp8.addresses(values, scales, out, lse), *map(address, of_extras))
+    known.launch(*fp8.addresses(values, scales, out, lse), *map(address, others))
     if known.clears is not None:
         made = out if given is None else None
         clear_rows(made, lse, arguments["cu_seqlens_q"], known.clears)

@@ -143,19 +143,29 @@ def prepare(
         way_out = f"{_WAY_OUT} in blocks of {spec.ROWS} rows or fewer"
         refuse_memory(f"{shown} needs memory of its own", way_out)
         largest = cupy.zeros(quantizer.scales_shape, np.uint32)
-    launches = launches_for(quantizer, x)
+    launches = launches_for(quantizer, x, cu_seqlens, used, largest)
     if not quantizer.passes:
         launches.scales.fill(1)
         launches.values.fill(0)
-    return launches._replace(largest=largest, cu_seqlens=cu_seqlens, used=used)
+    return launches
 
 
-def launches_for(quantizer: Quantizer, x: Array) -> Launches:
-    """Return the launches of one pass for an array, with memory for its values and scales."""
+def launches_for(
+    quantizer: Quantizer,
+    x: Array,
+    cu_seqlens: Array | None = None,
+    used: Array | None = None,
+    largest: Array | None = None,
+) -> Launches:
+    """Return the launches for an array, with memory for its values and scales.
+
+    `largest` is the memory that two passes need.
+    """
     import cupy
 
     values = cupy.empty(quantizer.values_shape, np.uint8)
-    return Launches(quantizer, x, values, cupy.empty(quantizer.scales_shape, np.float32))
+    scales = cupy.empty(quantizer.scales_shape, np.float32)
+    return Launches(quantizer, x, values, scales, largest, cu_seqlens, used)
 
 
 def _made(
