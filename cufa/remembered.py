@@ -10,15 +10,10 @@ _T = TypeVar("_T")
 _lock = threading.Lock()
 
 
-def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int, *, anew: bool = False) -> _T:
-    """Put a value into a memory, unless it has one; a full memory loses its oldest.
-
-    With `anew`, also in place of one.
-    """
+def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
+    """Put a value into a memory, unless it has one; a full memory loses its oldest."""
     lost = []  # outlives the lock, which whatever is deleted may need
     with _lock:
-        if anew:
-            memory.pop(key, None)
         kept = memory.setdefault(key, value)
         while len(memory) > limit:
             oldest = next(iter(memory))

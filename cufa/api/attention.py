@@ -9,7 +9,6 @@ from numpy.typing import DTypeLike
 
 from cufa.api.block_mask import BlockMask, mask_mod_of
 from cufa.api.forward import AnyPlan, explained, run_in_8_bits_or_on_cpu, run_new
-from cufa.api.known_options import remembers_options
 from cufa.api.options import Causal, Layout, Precision, UserFunction, Window
 from cufa.api.other_names import arguments_of, refuse, refuses_other_names
 from cufa.arrays import AnyArray, Array, ArrayT
@@ -20,12 +19,6 @@ from cufa.launch import calls
 from cufa.problem.extras import NO_EXTRAS, Extras
 from cufa.quantized.quantized import Quantized
 from cufa.specs.variant import Variant
-
-# The options that all calls of a kind have in common, as `calls.run` takes them.
-_CHOICES = (
-    *("return_lse", "window", "kernel", "causal", "attention_chunk", "softcap", "dropout_p"),
-    *("scale", "layout", "batch_invariant"),
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,7 +46,6 @@ def attention(
 def attention(
     q: Quantized, k: Quantized, v: Quantized, **options: Unpack[QuantizedOptions[Literal[True]]]
 ) -> tuple[Any, Any]: ...
-@remembers_options(*_CHOICES)
 @refuses_other_names
 def attention(
     q: Array,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ _ALIGNED = (True, True, True)
 _prepared: dict[Key, PreparedCalls] = {}
 _numbers: dict[Key, int] = {}  # of options; a number is not used again
 _next_number = itertools.count()
+_latest: dict[Key, tuple[tuple[Any, ...], int]] = {}  # by the rest: choices and their number
 
 # CuPy's, imported by the first call.
 _ndarray: Any = None
@@ -71,9 +73,10 @@ def on_device(name: str, array: Array | None) -> Array | None:
 def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False) -> int | None:
     """Return the number of what calls of a kind share, except dtypes, head dims and the device.
 
-    A number is looked up faster than all that. Types count, too: True == 1, and a known call must
-    not accept what a new one refuses. Return None for options that have no number, unless it is to
-    be `made`; and for those of other than plain types, whose comparisons may mean anything.
+    A number is looked up faster than all that; fastest if the choices are the same objects as in
+    the call before. Types count, too: True == 1, and a known call must not accept what a new one
+    refuses. Return None for options that have no number, unless it is to be `made`; and for those
+    of other than plain types, whose comparisons may mean anything.
 
     Parameters
     ----------
@@ -82,23 +85,25 @@ def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False
     made : bool
         For a call that has been checked in full.
     """
-    window, kernel = choices[1], choices[2]
-    types = (*map(type, choices),)
-    of_window = None if window is NO_WINDOW else types_in(window)
-    of_kernel = None if kernel is None else types_in(kernel)
-    options = choices, types, of_window, of_kernel, common
     try:
-        if not PLAIN.issuperset(types):
+        latest = _latest.get(common)
+        if latest is not None and all(map(is_, choices, latest[0])):
+            return latest[1]
+        window, kernel = choices[1], choices[2]
+        types = (*map(type, choices),)
+        members = None if window is NO_WINDOW else types_in(window), types_in(kernel)
+        if not (PLAIN.issuperset(types) and all(PLAIN.issuperset(x) for x in members if x)):
             return None
-        if (of_window and not PLAIN.issuperset(of_window)) or (
-            of_kernel and not PLAIN.issuperset(of_kernel)
-        ):
-            return None
+        options = choices, types, members, common
         number = _numbers.get(options)
-    except TypeError:  # `common` has something that cannot be hashed
+    except TypeError:  # `common`, or a type, cannot be hashed
         return None
     if number is None and made:
         number = remember(_numbers, options, next(_next_number), _OPTIONS)
+    if number is not None:
+        if len(_latest) >= _OPTIONS:
+            _latest.clear()
+        _latest[common] = choices, number
     return number
 
 
