@@ -16,8 +16,7 @@ from cufa.launch import fp8, quantize
 from cufa.launch.auxiliary import address
 from cufa.launch.capture import is_capturing
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.known import is_apart
-from cufa.launch.known import key_of as key_of_call
+from cufa.launch.known import Keys, is_apart
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
 from cufa.problem.lengths import rows_of
@@ -35,6 +34,8 @@ OPTIONS = (
     *("return_lse", "batch_invariant", "out_dtype", "precision", "kernel"),
 )
 """The arguments, besides arrays, that may differ from None in calls that are remembered."""
+
+_KEYS = Keys(_ARRAYS, OPTIONS, _OTHERS)
 
 
 class Known(NamedTuple):
@@ -70,7 +71,7 @@ _known: dict[Key, Known] = {}
 
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
     """Return the key of a call, or None if it is not to be remembered."""
-    return key_of_call(arguments, _ARRAYS, OPTIONS, _OTHERS)
+    return _KEYS.of(arguments)
 
 
 def remember(key: Key, known: Known) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 from cufa.arrays import Array, bounds
 from cufa.launch import backward
-from cufa.launch.known import is_apart
-from cufa.launch.known import key_of as key_of_call
+from cufa.launch.known import Keys, is_apart
 from cufa.launch.signature import Key
 from cufa.quantized.quantized import Quantized
 from cufa.remembered import remember as remember_in
@@ -27,6 +26,8 @@ OPTIONS = (
 )
 """The arguments of `attention_backward` that may differ from None in calls that are remembered."""
 
+_KEYS = Keys(_READ, OPTIONS, _WRITTEN)
+
 
 _known: dict[Key, backward.Prepared] = {}
 
@@ -36,14 +37,14 @@ def key_of(arguments: Mapping[str, Any]) -> Key | None:
     written = _written(arguments)
     if any(isinstance(arguments[name], Quantized) for name in written):
         return None
-    key = key_of_call(arguments, (*_READ, *written), OPTIONS)
+    key = _KEYS.of(arguments)
     if key is None or len(written) < 2:
-        return None if key is None else (*key, written)
+        return key
     places = [bounds(arguments[name]) for name in written]
     if all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(places))):
-        return (*key, written)
+        return key
     # Parts of one array: whether they share memory is the same for the same distances.
-    return (*key, written, *(low - places[0][0] for low, _ in places))
+    return (*key, *(low - places[0][0] for low, _ in places))
 
 
 def remember(key: Key, known: backward.Prepared) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cufa.arrays import ALIGNMENT, bounds
@@ -19,52 +19,53 @@ _DTYPES = {type, *(type(row.numpy) for row in DTYPES.values())}
 _PLAIN = {*PLAIN, *_DTYPES, BackwardVariant, Fp8Variant}
 
 
-def key_of(
-    arguments: Mapping[str, Any],
-    arrays: Collection[str],
-    options: Collection[str],
-    others: Collection[str] = (),
-) -> Key | None:
-    """Return the key of a call, or None if it is not to be remembered.
+class Keys:
+    """Makes keys of calls: those with the same key differ in nothing but addresses.
 
-    Calls with the same key differ in nothing but addresses, which have the same alignment.
+    These have the same alignment.
 
     Parameters
     ----------
-    arguments : mapping
-        The arguments of the call, by name. Those that have no other place must be None.
-    arrays : collection of str
+    arrays : tuple of str
         Names of arguments that must be CuPy arrays, or `cufa.Quantized` of such.
-    options : collection of str
+    options : tuple of str
         Names of arguments that are part of the key. They must be of plain types; None stands for
         one that the function lacks.
-    others : collection of str
+    others : tuple of str
         Names of arguments that must be CuPy arrays, or None.
     """
-    described: list[Any] = [_described(arguments.get(name)) for name in arrays]
-    if None in described:
-        return None
-    for name in others:
-        its = None
-        if arguments.get(name) is not None:
-            its = _described(arguments[name])
-            if its is None:
-                return None
-        described.append(its)
-    allowed = {*arrays, *others, *options, _IGNORED}
-    if any(x is not None for name, x in arguments.items() if name not in allowed):
-        return None
-    import cupy
 
-    # Types as well, as in `calls.run`: True == 1.
-    given = [arguments.get(name) for name in options]
-    types, members = (*map(type, given),), (*map(types_in, given),)
-    try:
-        if not _PLAIN.issuperset(types) or not all(_PLAIN.issuperset(x) for x in members if x):
-            return None  # the full check judges it
-    except TypeError:  # a type that cannot be hashed
-        return None
-    return cupy.cuda.runtime.getDevice(), *described, *given, types, members
+    def __init__(
+        self, arrays: tuple[str, ...], options: tuple[str, ...], others: tuple[str, ...] = ()
+    ) -> None:
+        self._arrays, self._options, self._others = arrays, options, others
+        self._allowed = {*arrays, *others, *options, _IGNORED}
+
+    def of(self, arguments: Mapping[str, Any]) -> Key | None:
+        """Return the key of a call by its arguments, or None if it is not to be remembered."""
+        described: list[Any] = [_described(arguments.get(name)) for name in self._arrays]
+        if None in described:
+            return None
+        present = [name for name, x in arguments.items() if x is not None]
+        if not self._allowed.issuperset(present):
+            return None
+        for name in self._others:
+            if name in present:
+                described += name, _described(arguments[name])
+        if None in described:
+            return None
+        import cupy
+
+        # Types as well, as in `calls.options_of`: True == 1.
+        given = [arguments.get(name) for name in self._options]
+        types = (*map(type, given),)
+        members = [types_in(x) or () for x in given if isinstance(x, tuple)]
+        try:
+            if not (_PLAIN.issuperset(types) and all(map(_PLAIN.issuperset, members))):
+                return None  # the full check judges it
+        except TypeError:  # a type that cannot be hashed
+            return None
+        return cupy.cuda.runtime.getDevice(), *described, *given, types, *members
 
 
 def is_apart(written: Iterable[Any], read: Iterable[Any]) -> bool:
