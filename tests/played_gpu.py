@@ -580,6 +580,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(jit, "kernel", played.kernel)
     monkeypatch.setattr(calls, "_ndarray", None)
     monkeypatch.setattr(calls, "_prepared", {})
+    monkeypatch.setattr(calls, "_latest_calls", {})
     monkeypatch.setattr(append, "_prepared", {})
     monkeypatch.setattr(quantize, "_quantizers", {})
     monkeypatch.setattr(fp8, "_prepared", {})

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetting import forget_calls
 from played_gpu import on_gpu
 
 import cufa
@@ -22,7 +23,6 @@ from cufa.compiler import cubins, elf, jit, nvrtc
 from cufa.explorer import build
 from cufa.explorer.build import Built
 from cufa.features.causal import Causal
-from cufa.launch import calls
 from cufa.planner.attention import Planner, decode_variants
 from cufa.planner.decode import plan_splits
 from cufa.planner.fp8 import kernels
@@ -364,7 +364,7 @@ def test_what_was_compiled_ahead_runs(
         raise AssertionError("it was compiled again")
 
     jit._kernel.cache_clear()
-    calls._prepared.clear()
+    forget_calls()
     monkeypatch.setattr(jit, "module", refuse)
     assert (cufa.attention(q, q, q, causal=True) == expected).all()
 

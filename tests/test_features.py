@@ -37,7 +37,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **optio
 
     options_of = calls.options_of
     monkeypatch.setattr(calls, "options_of", lambda *args, made: options_of(*args, made=True))
-    monkeypatch.setattr(calls, "run_known", replayed)
+    monkeypatch.setattr(calls, "_run_known", replayed)
     with pytest.raises(Asked) as found:
         call(**options)
     return found.value.args

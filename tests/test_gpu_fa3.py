@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetting import forget_calls
 from reference import Expected, assert_accepted, random_inputs, to_host
 from test_gpu import GRID as ALL_KERNELS
 from test_gpu import on_device, poisoned_out, same_bits
@@ -17,7 +18,7 @@ import cufa
 from cufa import device
 from cufa.compiler import jit, source
 from cufa.device import Device
-from cufa.launch import calls, counters
+from cufa.launch import counters
 from cufa.planner.plan import Plan
 from cufa.planner.rules import all_variants
 from cufa.specs.variant import Variant
@@ -542,7 +543,7 @@ def bounded_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def forget() -> None:
         jit.module.cache_clear()
         jit._kernel.cache_clear()
-        calls._prepared.clear()
+        forget_calls()
 
     text = source.text
     bounded = functools.cache(lambda kernel: f"#define BOUNDED_WAITS\n{text(kernel)}")

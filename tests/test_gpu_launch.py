@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetting import forget_calls
 from reference import DTYPES, assert_accepted, random_inputs, to_host
 from test_gpu import kernels, poisoned_out, same_bits
 
@@ -60,7 +61,7 @@ def test_new_lengths(cupy: Any, rng: np.random.Generator, d: int, kernel: str, d
         assert_accepted(result, lse, q, k, v, causal=n % 3 == 0, what=str(sizes))
         problems.append((given, options, (result, lse)))
     for given, options, found in problems:
-        calls._prepared.clear()
+        forget_calls()
         for a, b in zip(found, cufa.attention(*given, **options), strict=True):
             assert same_bits(a, b)
 
@@ -169,7 +170,7 @@ def test_cuda_graph(
     out = poisoned_out(cupy, q, v)
     options: dict[str, Any] = {"causal": True}
     options["kernel"] = planned(*given, causal=True, kernel=kernel)
-    calls._prepared.clear()
+    forget_calls()
     cufa.attention(*(x[:, :, :100] for x in given), **options, return_lse=True)
     if mode == "Relaxed":
         options["return_lse"] = True  # for which CuPy's pool may have to grow
@@ -233,6 +234,7 @@ def own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without counters."""
     monkeypatch.setattr(counters, "_of_device", {})
     monkeypatch.setattr(calls, "_prepared", {})
+    monkeypatch.setattr(calls, "_latest_calls", {})
 
 
 def many_tiles(cupy: Any, rng: np.random.Generator, hopper: Device) -> tuple[Any, Any, Variant]:
@@ -261,7 +263,7 @@ def test_tiles_are_drawn_in_a_graph_after_a_call_that_draws_none(
         cufa.attention(*given, causal=True, kernel=variant)
         stream.synchronize()
         counters._of_device.clear()
-        calls._prepared.clear()
+        forget_calls()
         cufa.attention(*few, kernel="fa3_wgmma")
     stream.synchronize()
     stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)

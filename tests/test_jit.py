@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forgetting import forget_calls
 
 import cufa
 from cufa import device
 from cufa.compiler import cubins, jit, nvrtc, source
 from cufa.compiler.dependent import Dependent
 from cufa.device import Device
-from cufa.launch import calls
 from cufa.planner.rules import all_variants
 from cufa.specs import KERNELS
 from cufa.specs.instance import Instance
@@ -340,7 +340,7 @@ def gpu(cupy: Any) -> Iterator[Device]:
     """Return the current GPU, for which nothing is compiled yet."""
 
     def forget() -> None:
-        calls._prepared.clear()
+        forget_calls()
         jit.module.cache_clear()
         jit._kernel.cache_clear()
 
@@ -359,7 +359,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
     cupy: Any, gpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = attend(cupy)
-    calls._prepared.clear()
+    forget_calls()
     jit._kernel.cache_clear()
     cubin = nvrtc.compile_variant(LARGE, gpu.arch).cubin
     cubins.store(LARGE, gpu.arch, nvrtc.version(), cubin)
@@ -371,7 +371,7 @@ def test_a_kernel_compiled_ahead_of_time_runs(
 @pytest.mark.gpu
 def test_a_kernel_of_another_architecture_is_ignored(cupy: Any, gpu: Device) -> None:
     usual = attend(cupy)
-    calls._prepared.clear()
+    forget_calls()
     jit._kernel.cache_clear()
     other = "sm_80" if gpu.compute_capability >= 90 else "sm_120"
     cubin = nvrtc.compile_variant(LARGE, other).cubin

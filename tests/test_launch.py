@@ -465,7 +465,8 @@ def test_plain_arrays_are_prepared_like_others(
         call = legal(rng, dtype=dtype, sq=sq, sk=sk)
         cufa.attention(**call, causal=causal)
         (kind,) = calls._prepared.values()
-        key, address = kind.latest[0], call["q"].data.ptr
+        ((key, *_),) = calls._latest_calls.values()
+        address = call["q"].data.ptr
         plain = kind._plain(key, address)
         other = kind._prepared(key, address, kind._planner)
         assert plain is not None

@@ -31,7 +31,11 @@ _ALIGNED = (True, True, True)
 _prepared: dict[Key, PreparedCalls] = {}
 _numbers: dict[Key, int] = {}  # of options; a number is not used again
 _next_number = itertools.count()
-_latest: dict[Key, tuple[tuple[Any, ...], int]] = {}  # by the rest: choices and their number
+_NO_CHOICES = None, None
+# Of the latest call with these `common`: its choices, and the number of its options.
+_latest: dict[Key, tuple[tuple[Any, ...], int]] = {}
+# Of the latest call with options of this number: its key, dtypes and device, kind and launch.
+_latest_calls: dict[int, tuple[Key, Key, PreparedCalls, PreparedCall]] = {}
 
 # CuPy's, imported by the first call.
 _ndarray: Any = None
@@ -73,10 +77,9 @@ def on_device(name: str, array: Array | None) -> Array | None:
 def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False) -> int | None:
     """Return the number of what calls of a kind share, except dtypes, head dims and the device.
 
-    A number is looked up faster than all that; fastest if the choices are the same objects as in
-    the call before. Types count, too: True == 1, and a known call must not accept what a new one
-    refuses. Return None for options that have no number, unless it is to be `made`; and for those
-    of other than plain types, whose comparisons may mean anything.
+    A number is looked up faster than all that. Types count, too: True == 1, and a known call must
+    not accept what a new one refuses. Return None for options that have no number, unless it is to
+    be `made`; and for those of other than plain types, whose comparisons may mean anything.
 
     Parameters
     ----------
@@ -85,12 +88,9 @@ def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False
     made : bool
         For a call that has been checked in full.
     """
+    window, kernel = choices[1], choices[2]
+    types = (*map(type, choices),)
     try:
-        latest = _latest.get(common)
-        if latest is not None and all(map(is_, choices, latest[0])):
-            return latest[1]
-        window, kernel = choices[1], choices[2]
-        types = (*map(type, choices),)
         members = None if window is NO_WINDOW else types_in(window), types_in(kernel)
         if not (PLAIN.issuperset(types) and all(PLAIN.issuperset(x) for x in members if x)):
             return None
@@ -139,11 +139,17 @@ def run(
     TypeError, ValueError
         The call is illegal, or no kernel can take it.
     """
-    return_lse, options = choices[0], options_of(choices, common, made=kind is not None)
+    try:
+        latest, options = _latest.get(common, _NO_CHOICES)
+    except TypeError:  # `common` cannot be hashed
+        latest = None
+    if latest is None or not all(map(is_, choices, latest)):  # else these are the same objects
+        options = options_of(choices, common, made=kind is not None)
+    return_lse = choices[0]
     if kind is None:
         if options is None:
             return None
-        return run_known(None, q, k, v, out, return_lse, options, extras)
+        return _run_known(None, q, k, v, out, return_lse, options, extras)
     global _ndarray, _current_device
     import cupy
 
@@ -158,10 +164,10 @@ def run(
         names = LENGTHS[problem.kv]
         extras = extras._replace(lengths=tuple(map(on_device, names, extras.lengths)))
     head_dims = problem.head_dim, problem.head_dim_v
-    key = (q.dtype, k.dtype, v.dtype, *head_dims, _current_device(), options)
+    key = (q.dtype, k.dtype, v.dtype, _current_device(), *head_dims, options)
     if options is not None:
         kind = remember(_prepared, key, kind, _KINDS)
-    result = run_known(kind, q, k, v, out, return_lse, options, extras, has_gaps)
+    result = _run_known(kind, q, k, v, out, return_lse, options, extras, has_gaps)
     if result is None:
         raise ValueError("an array besides q, k and v begins within an element of its dtype")
     return result
@@ -195,7 +201,7 @@ def nothing(
     return out, lse
 
 
-def run_known(
+def _run_known(
     checked: PreparedCalls | None,
     q: Any,
     k: Any,
@@ -233,13 +239,6 @@ def run_known(
     if not q_data.device_id == k_data.device_id == v_data.device_id == device_id:
         return None
     q_shape, v_shape, dtype = q.shape, v.shape, q.dtype
-    try:
-        prepared = (
-            checked
-            or _prepared[dtype, k.dtype, v.dtype, q_shape[-1], v_shape[-1], device_id, options]
-        )
-    except (KeyError, IndexError):  # or no axes
-        return None
     q_at, k_at, v_at = q_data.ptr, k_data.ptr, v_data.ptr
     aligned = _ALIGNED
     if (q_at | k_at | v_at) % ALIGNMENT:
@@ -253,16 +252,15 @@ def run_known(
             return None
         infos, addresses = described
     key = (q_shape, q.strides, k.shape, k.strides, v_shape, v.strides, aligned, into, infos)
-    latest, call = prepared.latest
-    if key != latest:
-        try:
-            call = prepared.calls.get(key) or prepared.prepare(key, q_at)
-        except ValueError:
-            if checked is None:
-                return None
-            raise
-    if call is None:
-        return None
+    of_kind = dtype, k.dtype, v.dtype, device_id
+    latest = _latest_calls.get(options) if checked is None and options is not None else None
+    if latest is not None and latest[0] == key and latest[1] == of_kind:
+        prepared, call = latest[2], latest[3]
+    else:
+        found = _prepared_call(checked, key, of_kind, options, q_at)
+        if found is None:
+            return None
+        prepared, call = found
     is_odd = aligned is not _ALIGNED or into is not None
     if is_odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
         return None
@@ -298,6 +296,41 @@ def run_known(
         most = prepared.problem.max_seqlen_q
         clear_rows(out if made else None, lse, extras.lengths[0], most)
     return (out, lse) if return_lse else out
+
+
+def _prepared_call(
+    checked: PreparedCalls | None, key: Key, of_kind: Key, options: int | None, address: int
+) -> tuple[PreparedCalls, PreparedCall] | None:
+    """Return the kind of a call, and the call as it was prepared once, or is now.
+
+    Return None if the kind is not known, or the call is empty or may be illegal. Parameters are
+    those of `_run_known`, the key and the address of `PreparedCalls.prepare`, and the dtypes of q,
+    k and v with the device.
+
+    Raises
+    ------
+    ValueError
+        The call was checked in full, but cannot be prepared.
+    """
+    q_shape, v_shape = key[0], key[4]
+    if not (q_shape and v_shape):
+        return None
+    kind = checked or _prepared.get((*of_kind, q_shape[-1], v_shape[-1], options))
+    if kind is None:
+        return None
+    try:
+        call = kind.calls.get(key) or kind.prepare(key, address)
+    except ValueError:
+        if checked is None:
+            return None
+        raise
+    if call is None:
+        return None
+    if options is not None:
+        if len(_latest_calls) >= _OPTIONS:
+            _latest_calls.clear()
+        _latest_calls[options] = key, of_kind, kind, call
+    return kind, call
 
 
 def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:

@@ -101,8 +101,6 @@ class PreparedCalls:
         Whether a `cufa.BlockMask` says which tiles are visited.
     calls : dict
         Calls that came twice and are prepared, the oldest first.
-    latest : tuple
-        The key of the latest one that has been prepared, and the call.
 
     Raises
     ------
@@ -126,7 +124,6 @@ class PreparedCalls:
         self.problem = problem
         self.layout = layout
         self.calls: dict[Key, PreparedCall] = {}
-        self.latest: tuple[Key, PreparedCall | None] = (), None
         self._seen: set[int] = set()
         self._viewer = Viewer(problem, layout, padded)
         self.names = self._viewer.names
@@ -172,7 +169,6 @@ class PreparedCalls:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
             self._seen.add(number)
-        self.latest = key, call
         return call
 
     def fallback(self, key: Key, address: int) -> PreparedCall | None:
