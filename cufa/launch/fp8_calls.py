@@ -89,9 +89,8 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
     if known.quantizers:
         if is_capturing() or (given is not None and not is_apart((given,), (*arrays, *others))):
             return None  # quantizing needs memory: the full check raises the error
-        rows = [rows_of(name, arguments) if others else () for name in _ARRAYS]
-        of_each = zip(known.quantizers, arrays, rows, strict=True)
-        arrays = launches = [quantize.launches_for(each, x, *its) for each, x, its in of_each]
+        rows = zip(*(rows_of(name, arguments) for name in _ARRAYS), strict=True) if others else ()
+        arrays = launches = [*map(quantize.launches_for, known.quantizers, arrays, *rows)]
         quantize.run(launches)
     values, scales = ([getattr(x, name) for x in arrays] for name in ("values", "scales"))
     if given is not None and not is_apart((given,), (*values, *scales, *others)):
