@@ -42,7 +42,11 @@ def test_peers_and_bytes() -> None:
     assert tuple(fp8.MAKERS) == FP8_PEERS
     cell = Cell("bfloat16", 2, 4, 2, 300, 500, 64, 64, False)
     elements = 2 * (4 * 300 + 2 * 2 * 500) * 64
-    assert fp8.moved_bytes(cell) == 3 * elements + 4 * 2 * (4 * 3 + 2 * 2 * 4)
+    moved = fp8.moved_bytes(cell)
+    assert moved == 3 * elements + 4 * 2 * (4 * 3 + 2 * 2 * 4)
+    copied = fp8.copied_bytes(cell)
+    assert copied % 2**20 == 0
+    assert 0 <= 2 * copied - moved < 2**21
 
 
 def test_root_mean_square_errors(rng: np.random.Generator) -> None:

@@ -151,6 +151,19 @@ def test_an_out_that_is_read_is_refused(gpu: Gpu) -> None:
         attention(again, k, v, out_dtype=np.float16, out=out, lengths_k=lengths)
 
 
+def test_a_quantized_of_odd_types(gpu: Gpu) -> None:
+    """Its fields are of plain types, whatever it is given."""
+    x = array()
+    q, k, v = cufa.quantize_qkv(x, x, x)
+    attention(q, k, v, out_dtype=np.float16)
+    odd: Any = type("Odd", (int,), {"__eq__": lambda *_: True, "__hash__": lambda _: hash(64)})
+    text: Any = type("Text", (str,), {"__hash__": None})
+    more = {"granularity": text("block"), "layout": text("bhsd")}
+    fewer = [dataclasses.replace(y, shape=(2, 4, 200, odd(60)), **more) for y in (q, k, v)]
+    assert attention(*fewer, out_dtype=np.float16).shape == (2, 4, 200, 60)
+    assert gpu.parsed == 2
+
+
 def test_arrays_of_another_transform_or_device(gpu: Gpu) -> None:
     x = array()
     q, k, v = cufa.quantize_qkv(x, x, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,7 @@ from cufa.remembered import remember
 
 #: Types are the concern of tests/test_types.py.
 attention: Any = cufa.attention
+attention_backward: Any = cufa.attention_backward
 
 #: One option each that differs from its default.
 OPTIONS: list[dict[str, Any]] = [
@@ -159,6 +161,31 @@ def test_objects_of_a_type_that_has_no_hash(gpu: Gpu) -> None:
     for name in ("bias", "seed"):
         with pytest.raises(TypeError, match=name):
             attention(x, x, x, **{name: HALVED()})
+
+
+BUFFER = memoryview(bytearray(b"x"))  # whose hash raises a ValueError
+
+
+@pytest.mark.parametrize("inside", [[1], BUFFER])
+@pytest.mark.parametrize("options", [{}, {"precision": "fp8"}], ids=str)
+def test_tuples_of_what_has_no_hash(gpu: Gpu, inside: object, options: dict[str, Any]) -> None:
+    x, lse = array(), on_gpu(np.zeros((2, 4, 200), np.float32))
+    for name in ("window", "scale", "layout"):
+        value = ((inside,), 0)
+        with pytest.raises((TypeError, ValueError), match=name):
+            attention(x, x, x, **{name: value}, **options)
+        with pytest.raises((TypeError, ValueError), match=name):
+            attention_backward(x, x, x, x, x, lse, **{name: value})
+    with pytest.raises(TypeError, match="sinks"):
+        attention(x, x, x, sinks=types.SimpleNamespace(dtype=BUFFER), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "fp8"}], ids=str)
+def test_equal_times_are_different_numbers(gpu: Gpu, options: dict[str, Any]) -> None:
+    x = array()
+    for left in (np.timedelta64(12, "M"), np.timedelta64(1, "Y")):
+        attention(x, x, x, window=(left, 0), **options)
+    assert gpu.parsed == 2
 
 
 def test_refused_options_are_not_kept(gpu: Gpu) -> None:

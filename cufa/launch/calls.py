@@ -96,7 +96,7 @@ def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False
             return None
         options = choices, types, members, common
         number = _numbers.get(options)
-    except TypeError:  # `common`, or a type, cannot be hashed
+    except Exception:  # something cannot be hashed, whatever it raises: the full check judges it
         return None
     if number is None and made:
         number = remember(_numbers, options, next(_next_number), _OPTIONS)
@@ -141,7 +141,7 @@ def run(
     """
     try:
         latest, options = _latest.get(common, _NO_CHOICES)
-    except TypeError:  # `common` cannot be hashed
+    except Exception:  # `common` cannot be hashed
         latest = None
     if latest is None or not all(map(is_, choices, latest)):  # else these are the same objects
         options = options_of(choices, common, made=kind is not None)

@@ -60,12 +60,13 @@ class Keys:
         given = [arguments.get(name) for name in self._options]
         types = (*map(type, given),)
         members = [types_in(x) or () for x in given if isinstance(x, tuple)]
+        key = cupy.cuda.runtime.getDevice(), *described, *given, types, *members
         try:
-            if not (_PLAIN.issuperset(types) and all(map(_PLAIN.issuperset, members))):
-                return None  # the full check judges it
-        except TypeError:  # a type that cannot be hashed
+            hash(key)
+            is_plain = _PLAIN.issuperset(types) and all(map(_PLAIN.issuperset, members))
+        except Exception:  # something cannot be hashed, whatever it raises
             return None
-        return cupy.cuda.runtime.getDevice(), *described, *given, types, *members
+        return key if is_plain else None  # the full check judges others
 
 
 def is_apart(written: Iterable[Any], read: Iterable[Any]) -> bool:

@@ -14,6 +14,7 @@ AddressSlot = tuple[int, int]
 
 
 _NUMBERS = {kind for kind in np.sctypeDict.values() if issubclass(kind, (np.number, np.bool_))}
+_NUMBERS -= {np.timedelta64}  # 12 months are a year
 PLAIN = {bool, int, float, str, type(None), tuple, Variant, *_NUMBERS}
 """Types of options whose values compare as one expects: others are never looked up."""
 

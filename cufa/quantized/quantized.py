@@ -89,11 +89,15 @@ class Quantized:
         if not isinstance(self.dtype, np.dtype) or self.dtype not in known:
             raise TypeError(f"dtype must be that of {', '.join(DTYPES)}, not {self.dtype!r}")
         check_axes("shape", self.shape, self.layout)
+        # Whatever their types are: calls are told apart by these.
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        object.__setattr__(self, "layout", str(self.layout))
         block = check_granularity(self.granularity, self.block)
         check_flag("hadamard", self.hadamard)
         check_flag("transposed", self.transposed)
         object.__setattr__(self, "seed", check_seed(self.seed))
         object.__setattr__(self, "block", block)
+        object.__setattr__(self, "granularity", str(self.granularity))
         batch, heads, seq, head_dim = sizes_of(self.shape, self.layout)
         columns = columns_of(head_dim)
         if self.cu_seqlens is not None:
