@@ -11,8 +11,11 @@ _lock = threading.Lock()
 
 
 def remember(memory: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
-    """Put a value into a memory, unless it has one; a full memory loses its oldest."""
-    lost = []  # outlives the lock, which whatever is deleted may need
+    """Put a value into a memory, unless it has one; return the one that it keeps.
+
+    A full memory loses its oldest.
+    """
+    lost = []  # deleted after the lock is released, which `__del__` may need
     with _lock:
         kept = memory.setdefault(key, value)
         while len(memory) > limit:

@@ -35,8 +35,8 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], **optio
     def replayed(*args: Any) -> None:
         raise Asked(*args[6:8])
 
-    options_of = calls.options_of
-    monkeypatch.setattr(calls, "options_of", lambda *args, made: options_of(*args, made=True))
+    number_of = calls.number_of
+    monkeypatch.setattr(calls, "number_of", lambda *args, made: number_of(*args, made=True))
     monkeypatch.setattr(calls, "_run_known", replayed)
     with pytest.raises(Asked) as found:
         call(**options)
@@ -128,6 +128,34 @@ def test_calls_pass_arrays_in_the_order_of_arrays(
     assert len(extras.arrays) == len(ARRAYS)
     for each, array in zip(ARRAYS, extras.arrays, strict=True):
         assert array is (given if each == name else None), each
+
+
+#: Arguments that are looked at apart: arrays, and what decides whether a call gets there.
+APART = {
+    *("q", "k", "v", "k_cache", "v_cache", "out", "seed", "out_dtype", "precision"),
+    *("lengths", "block_table", "k_scale", "v_scale", "lengths_k", "lengths_q"),
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
+}
+
+
+@pytest.mark.parametrize("call", [attention, attention_varlen, decode])
+def test_calls_that_differ_in_another_option_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
+) -> None:
+    """Whatever is no feature: a known call must not leave it out."""
+    parameters = inspect.signature(getattr(cufa, call.__name__)).parameters
+    others = parameters.keys() - ALL - APART
+    assert {"scale", "kernel", "return_lse"} <= others
+
+    def ran(*args: Any) -> None:
+        raise Asked(args[4])
+
+    monkeypatch.setattr(calls, "run", ran)
+    for name in others:
+        given = object()
+        with pytest.raises(Asked) as found:
+            call(**{name: given})
+        assert any(x is given for x in found.value.args[0]), name
 
 
 @pytest.mark.parametrize("call", [attention, attention_varlen])

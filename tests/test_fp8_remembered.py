@@ -90,7 +90,7 @@ def test_equal_values_of_other_types_are_refused(gpu: Gpu, run: Run) -> None:
 
 
 def others() -> list[dict[str, Any]]:
-    """Return arrays besides q, k and v, made anew."""
+    """Return new arrays besides q, k and v."""
     lengths, slopes = on_gpu(np.array([200, 100], np.int32)), array(4, dtype=np.float32)
     return [
         *({"out": array()}, {"sinks": slopes}, {"alibi_slopes": slopes}, {"lengths_k": lengths}),

@@ -203,7 +203,7 @@ def test_refused_options_are_not_kept(gpu: Gpu) -> None:
 
 def test_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share memories that are full."""
-    monkeypatch.setattr(calls, "_latest", {})
+    monkeypatch.setattr(calls, "_latest_choices", {})
     x, on_host, interval = array(), np.ones((1, 1, 1, 8), np.float32), sys.getswitchinterval()
 
     def work(seed: int) -> None:

@@ -22,8 +22,8 @@ from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
 from cufa.remembered import remember
 
-_KINDS = 64  # that are remembered
-_OPTIONS = 256
+_KINDS = 64  # that are remembered, besides those of the latest calls
+_OPTIONS = 256  # and as many latest calls
 
 _BLOCK_MASK, _SINKS = ARRAYS.index("block_mask"), ARRAYS.index("sinks")
 _ALIGNED = (True, True, True)
@@ -31,10 +31,10 @@ _ALIGNED = (True, True, True)
 _prepared: dict[Key, PreparedCalls] = {}
 _numbers: dict[Key, int] = {}  # of options; a number is not used again
 _next_number = itertools.count()
-_NO_CHOICES = None, None
-# Of the latest call with these `common`: its choices, and the number of its options.
-_latest: dict[Key, tuple[tuple[Any, ...], int]] = {}
-# Of the latest call with options of this number: its key, dtypes and device, kind and launch.
+_NONE_YET = None, None
+# By `common`: the choices of the latest call, and the number of its options.
+_latest_choices: dict[Key, tuple[tuple[Any, ...], int]] = {}
+# By the number of options: the latest call's key, dtypes and device, kind, and launch.
 _latest_calls: dict[int, tuple[Key, Key, PreparedCalls, PreparedCall]] = {}
 
 # CuPy's, imported by the first call.
@@ -74,12 +74,13 @@ def on_device(name: str, array: Array | None) -> Array | None:
     return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
 
 
-def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False) -> int | None:
+def number_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False) -> int | None:
     """Return the number of what calls of a kind share, except dtypes, head dims and the device.
 
     A number is looked up faster than all that. Types count, too: True == 1, and a known call must
-    not accept what a new one refuses. Return None for options that have no number, unless it is to
-    be `made`; and for those of other than plain types, whose comparisons may mean anything.
+    not accept what a new one refuses. Return None for options that have no number, unless `made`,
+    and for options of other than plain types, whose comparisons may mean anything. Otherwise the
+    choices are kept as the latest ones.
 
     Parameters
     ----------
@@ -101,9 +102,9 @@ def options_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False
     if number is None and made:
         number = remember(_numbers, options, next(_next_number), _OPTIONS)
     if number is not None:
-        if len(_latest) >= _OPTIONS:
-            _latest.clear()
-        _latest[common] = choices, number
+        if len(_latest_choices) >= _OPTIONS:
+            _latest_choices.clear()
+        _latest_choices[common] = choices, number
     return number
 
 
@@ -140,11 +141,11 @@ def run(
         The call is illegal, or no kernel can take it.
     """
     try:
-        latest, options = _latest.get(common, _NO_CHOICES)
+        latest, options = _latest_choices.get(common, _NONE_YET)
     except Exception:  # `common` cannot be hashed
         latest = None
     if latest is None or not all(map(is_, choices, latest)):  # else these are the same objects
-        options = options_of(choices, common, made=kind is not None)
+        options = number_of(choices, common, made=kind is not None)
     return_lse = choices[0]
     if kind is None:
         if options is None:
@@ -222,7 +223,7 @@ def _run_known(
         As in `run`.
     return_lse : bool
     options : int or None
-        As `options_of` returns it; None only of a call that has been checked in full.
+        As `number_of` returns it; None only of a call that has been checked in full.
     has_gaps : bool
         Whether packed arrays may have rows that belong to no sequence.
 
@@ -303,9 +304,16 @@ def _prepared_call(
 ) -> tuple[PreparedCalls, PreparedCall] | None:
     """Return the kind of a call, and the call as it was prepared once, or is now.
 
-    Return None if the kind is not known, or the call is empty or may be illegal. Parameters are
-    those of `_run_known`, the key and the address of `PreparedCalls.prepare`, and the dtypes of q,
-    k and v with the device.
+    Return None if the kind is not known, or the call is empty or may be illegal.
+
+    Parameters
+    ----------
+    checked, options
+        As in `_run_known`.
+    key, address
+        As in `PreparedCalls.prepare`.
+    of_kind : tuple
+        The dtypes of q, k and v, and the device.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class Known(NamedTuple):
     extras : tuple of str
         The arguments whose addresses the launch is given last; empty if all of them are None.
     clears : int or None
-        The longest sequence of a call whose packed arrays may have rows that belong to none.
+        `max_seqlen_q`, if packed arrays may have rows that belong to no sequence.
     quantizers : tuple of Quantizer
         Those of q, k and v; empty if these are in 8 bits.
     shape, lse_shape : tuple of int
@@ -80,7 +80,11 @@ def remember(key: Key, known: Known) -> None:
 
 
 def run(key: Key, arguments: Mapping[str, Any]) -> Any:
-    """Run a call if one with its key is remembered, and writes nothing that it reads; else None."""
+    """Run a remembered call, and return its result.
+
+    Return None if no call with this key is remembered, if `out` may overlap an array that is read,
+    or if a call in a capture would quantize.
+    """
     known, given = _known.get(key), arguments["out"]
     if known is None:
         return None

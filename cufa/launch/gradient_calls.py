@@ -43,7 +43,7 @@ def key_of(arguments: Mapping[str, Any]) -> Key | None:
     places = [bounds(arguments[name]) for name in written]
     if all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(places))):
         return key
-    # Parts of one array: whether they share memory is the same for the same distances.
+    # They are interleaved: their distances decide whether they overlap.
     return (*key, *(low - places[0][0] for low, _ in places))
 
 

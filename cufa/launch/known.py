@@ -1,4 +1,4 @@
-"""Calls on CuPy arrays that are remembered whole: their keys, and what is looked at again."""
+"""Keys of calls that are remembered whole, and whether a call writes what it reads."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from cufa.quantized.quantized import Quantized
 from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.fp8_variant import Fp8Variant
 
-_IGNORED = "other_names"  # empty, or the call had raised an error
+_IGNORED = "other_names"  # empty here: other names have raised an error
 
 _DTYPES = {type, *(type(row.numpy) for row in DTYPES.values())}
 _PLAIN = {*PLAIN, *_DTYPES, BackwardVariant, Fp8Variant}
 
 
 class Keys:
-    """Makes keys of calls: those with the same key differ in nothing but addresses.
+    """Makes keys of calls: those with the same key differ in addresses only.
 
-    These have the same alignment.
+    These addresses have the same alignment.
 
     Parameters
     ----------
     arrays : tuple of str
         Names of arguments that must be CuPy arrays, or `cufa.Quantized` of such.
     options : tuple of str
-        Names of arguments that are part of the key. They must be of plain types; None stands for
-        one that the function lacks.
+        Names of arguments that are part of the key. They must be of plain types. An option that
+        the function lacks counts as None.
     others : tuple of str
-        Names of arguments that must be CuPy arrays, or None.
+        Names of arguments that may be such arrays, or None.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Keys:
             return None
         import cupy
 
-        # Types as well, as in `calls.options_of`: True == 1.
+        # Types as well, as in `calls.number_of`: True == 1.
         given = [arguments.get(name) for name in self._options]
         types = (*map(type, given),)
         members = [types_in(x) or () for x in given if isinstance(x, tuple)]

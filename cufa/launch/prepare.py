@@ -161,7 +161,7 @@ class PreparedCalls:
             call = self._prepared(key, address, self._planner)
         if call is None:
             return None
-        # A call is kept when its key comes for the second time.
+        # A call is kept when its key comes for the second time; the latest ones are kept anyway.
         number = hash(key)
         if number in self._seen:
             remember(self.calls, key, call, _CALLS)

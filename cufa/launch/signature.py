@@ -1,4 +1,4 @@
-"""Keys of calls: shapes, strides and options, but no addresses, which each launch is given."""
+"""Keys of calls: what they may hold. They hold no addresses, which each launch is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AddressSlot = tuple[int, int]
 
 
 _NUMBERS = {kind for kind in np.sctypeDict.values() if issubclass(kind, (np.number, np.bool_))}
-_NUMBERS -= {np.timedelta64}  # 12 months are a year
+_NUMBERS -= {np.timedelta64}  # 12 months equal a year, and int() tells them apart
 PLAIN = {bool, int, float, str, type(None), tuple, Variant, *_NUMBERS}
 """Types of options whose values compare as one expects: others are never looked up."""
 

@@ -94,9 +94,9 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a result row a cell that cufa can run, and print a line for each.
 
-    ``from_16_bits`` is the speed with the quantization of q, k and v, whose own one is
-    ``quantize_gbs``: bytes that are read and written in a second. ``copy_gbs`` is that of a copy of
-    as many bytes, which takes turns with the others.
+    ``from_16_bits`` is the speed with the quantization of q, k and v. ``quantize_gbs`` is that of
+    the quantization alone: bytes that are read and written in a second. ``copy_gbs`` is that of a
+    copy of as many bytes, which takes turns with the others.
     """
     rng = cupy.random.default_rng(seed)
 
@@ -139,7 +139,7 @@ def moved_bytes(cell: Cell) -> int:
 
 
 def copied_bytes(cell: Cell) -> int:
-    """Return about half of `moved_bytes`: whole pieces of 1 MB, which the driver copies fast."""
+    """Return about half of `moved_bytes`: whole pieces of 1 MiB, which the driver copies fast."""
     return -(-moved_bytes(cell) >> 21) << 20
 
 
