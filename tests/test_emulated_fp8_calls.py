@@ -13,10 +13,11 @@ from emulated import Emulator, emulate, needs_compiler
 from exhaustive import exhaustive
 from played_gpu import Gpu, Stream, on_gpu
 from reference import DTYPES, oracle, random_inputs
+from remembered8 import assert_packed_calls_agree
 
 import cufa
 from cufa import device
-from cufa.launch import fp8, fp8_calls
+from cufa.launch import fp8
 from cufa.planner.fp8 import Fp8Plan
 
 #: Errors of results, relative to their root mean square. The GPU and NumPy each round P to four
@@ -504,46 +505,10 @@ def test_varlen_of_quantized(rng: np.random.Generator, how: dict[str, Any]) -> N
 
 
 @runs
-@pytest.mark.parametrize("quantized", [False, True])
 def test_calls_like_another_read_their_own_arrays(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, quantized: bool
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets, sinks and slopes of a call that is remembered, and where its result goes."""
-
-    def drawn_call() -> tuple[Any, list[Any], dict[str, Any]]:
-        """Draw a packed call, with rows that no sequence has."""
-        x = [on_gpu(rng.standard_normal((n, 4, 64), np.float32).astype(np.float16)) for n in sizes]
-        ends = [np.sort(rng.integers(0, n - 2, 3)) for n in sizes[:2]]
-        offsets = [on_gpu(np.concatenate([[0], e]).astype(np.int32)) for e in ends]
-        more = {
-            **{"sinks": on_gpu(rng.standard_normal(4, np.float32)), "return_lse": True},
-            "alibi_slopes": on_gpu(rng.random(4, np.float32)),
-            "causal": True,
-            "out": on_gpu(np.full((sizes[0], 4, 64), 7, np.float16)),
-        }
-        return x, offsets, more
-
-    sizes = 300, 400, 400
-    known: dict[Any, Any] = {}
-    for count in range(3):
-        x, offsets, options = drawn_call()
-        how: dict[str, Any] = {"precision": "fp8"}
-        if quantized:
-            both = {"layout": "thd", "cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
-            x = [*cufa.quantize_qkv(*x, **both)]
-            how = {"out_dtype": np.float16}
-        results = []
-        for memory in ({}, known):  # checked in full; as a call like another, from the second on
-            monkeypatch.setattr(fp8_calls, "_known", memory)
-            out = on_gpu(options["out"].get())
-            found, lse = attention_varlen(*x, *offsets, **{**options, **how, "out": out})
-            assert found is out
-            results.append((found.get(), lse.get()))
-        (expected, expected_lse), (found, lse) = results
-        np.testing.assert_array_equal(found, expected)
-        np.testing.assert_array_equal(lse, expected_lse)
-        assert (found[offsets[0].get()[-1] :] == 7).all()
-        assert len(known) == 1, count
+    assert_packed_calls_agree(monkeypatch, rng, on_gpu, 64, (300, 400))
 
 
 @runs

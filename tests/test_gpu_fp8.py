@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import DTYPES, oracle, random_inputs
+from remembered8 import assert_packed_calls_agree
 
 import cufa
-from cufa.launch import fp8_calls
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -332,33 +332,7 @@ def test_varlen_of_quantized_in_a_graph(rng: np.random.Generator, cupy: Any, d: 
 def test_calls_like_another_read_their_own_arrays(
     rng: np.random.Generator, cupy: Any, monkeypatch: pytest.MonkeyPatch, d: int
 ) -> None:
-    """Offsets, sinks and slopes of a call that is remembered, and where its result goes."""
-    sizes = 700, 900, 900
-    known: dict[Any, Any] = {}
-    for _ in range(4):
-        x = [cupy.asarray(rng.standard_normal((n, 4, d)).astype(np.float16)) for n in sizes]
-        ends = (np.sort(rng.integers(0, n - 2, 5)) for n in sizes[:2])
-        offsets = [cupy.asarray(np.concatenate([[0], end]).astype(np.int32)) for end in ends]
-        options = {
-            **{"sinks": cupy.asarray(rng.standard_normal(4, np.float32)), "causal": True},
-            **{"alibi_slopes": cupy.asarray(rng.random(4, np.float32)), "return_lse": True},
-        }
-        both = {"layout": "thd", "cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
-        eights = cufa.quantize_qkv(*x, **both)
-        for arrays, how in ((x, {"precision": "fp8"}), (eights, {"out_dtype": np.float16})):
-            results = []
-            for memory in ({}, known):
-                monkeypatch.setattr(fp8_calls, "_known", memory)
-                out = cupy.full((sizes[0], 4, d), 7, np.float16)
-                call: Any = cufa.attention_varlen
-                found, lse = call(*arrays, *offsets, out=out, **options, **how)
-                assert found is out
-                results.append((found.get(), lse.get()))
-            (expected, expected_lse), (found, lse) = results
-            np.testing.assert_array_equal(found, expected)
-            np.testing.assert_array_equal(lse, expected_lse)
-            assert (found[offsets[0].get()[-1] :] == 7).all()
-    assert len(known) == 2
+    assert_packed_calls_agree(monkeypatch, rng, cupy.asarray, d, (700, 900))
 
 
 def test_what_is_behind_a_length_changes_no_scale(rng: np.random.Generator, cupy: Any) -> None:

@@ -12,7 +12,7 @@ from cufa.arrays import Array, Operands, module_of, module_of_all
 from cufa.checks import check_dtypes, shown_dtype
 from cufa.dtypes import DTYPES
 from cufa.launch.quantize import Launches
-from cufa.problem.lengths import OFFSETS, rows_of
+from cufa.problem.lengths import OFFSETS, which_rows
 from cufa.problem.problem import Problem
 from cufa.quantized.axes import check_order
 from cufa.quantized.quantized import Quantized
@@ -103,7 +103,7 @@ class Fp8(NamedTuple):
         """
         if self.is_quantized:
             return self.given, []
-        rows = {name: rows_of(name, lengths) for name in self.given}
+        rows = {name: which_rows(name, lengths) for name in self.given}
         offsets, used = ({name: its[i] for name, its in rows.items()} for i in (0, 1))
         how: dict[str, Any] = {"transposed": transposed, "layout": self.layout}
         return prepare_qkv(self.given, offsets, used, hadamard=True, **how)

@@ -99,7 +99,7 @@ class Passed:
     bytes, words : memoryview
         The `Config`, by 8 and by 64 bits.
     content : bytes
-        What was copied to the `Config` last; the stream has been filled in since.
+        The bytes that a launch copied to the `Config` last; then it filled in the stream.
     """
 
     __slots__ = ("_parameters", "bytes", "config", "content", "parameters", "words")

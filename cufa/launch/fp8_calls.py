@@ -19,7 +19,7 @@ from cufa.launch.clear_rows import clear_rows
 from cufa.launch.known import Keys, is_apart
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
-from cufa.problem.lengths import rows_of
+from cufa.problem.lengths import which_rows
 from cufa.remembered import remember as remember_in
 
 _CALLS = 128  # that are remembered
@@ -93,7 +93,9 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
     if known.quantizers:
         if is_capturing() or (given is not None and not is_apart((given,), (*arrays, *others))):
             return None  # quantizing needs memory: the full check raises the error
-        rows = zip(*(rows_of(name, arguments) for name in _ARRAYS), strict=True) if others else ()
+        rows = (
+            zip(*(which_rows(name, arguments) for name in _ARRAYS), strict=True) if others else ()
+        )
         arrays = launches = [*map(quantize.launches_for, known.quantizers, arrays, *rows)]
         quantize.run(launches)
     values, scales = ([getattr(x, name) for x in arrays] for name in ("values", "scales"))

@@ -343,7 +343,7 @@ class Buffer:
     bytes, words : memoryview
         The memory, by 8 and by 64 bits.
     content : bytes or None
-        What a launch copied here last, before it filled in addresses; None if that is not known.
+        The bytes that a launch copied here last; then it filled in addresses. None if unknown.
     maps : Encoder
         Encodes tensor maps, at the beginning of the memory.
     args : tuple

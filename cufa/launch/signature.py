@@ -1,4 +1,4 @@
-"""Keys of calls: what they may hold. They hold no addresses, which each launch is given."""
+"""Keys of calls: which options they hold, and no addresses, which each launch is given."""
 
 from __future__ import annotations
 

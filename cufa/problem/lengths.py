@@ -27,12 +27,13 @@ _ANY = 2**31 - 1
 _INT32 = np.dtype(np.int32)
 
 
-def rows_of(name: str, lengths: Mapping[str, Any]) -> tuple[Any, Any]:
+def which_rows(name: str, lengths: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return where sequences of q, k or v begin, and how many of their rows count.
 
     Parameters
     ----------
     name : str
+        "q", "k" or "v".
     lengths : mapping
         Arguments of `attention` or of `attention_varlen`, by name.
     """
