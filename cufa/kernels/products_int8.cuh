@@ -98,54 +98,60 @@ struct RowFactors {
     }
 };
 
-// The products of 16 rows of bytes with all keys of a tile. `rows(kd)` is where a lane finds those
-// of the columns from 16 kd on. (One such product follows the other, and loops are short where
-// registers are few.)
-template <class KTile, int NT, class Rows>
-__device__ void multiply_bytes(int (&sums)[NT][4], uint32_t tile_k, Rows rows) {
-    const uint32_t lane_k = lane_offset_b<KTile>();
-#pragma unroll
-    for (int i = 0; i < NT * 4; ++i) sums[i / 4][i % 4] = 0;
-#pragma unroll(NT > 2 ? 4 : KTile::CHUNKS > 8 ? 2 : 1)
-    for (int kd = 0; kd < KTile::CHUNKS; kd += 2) {
-        uint32_t rQ[4];
-        ldmatrix_x4(rQ, rows(kd));
-#pragma unroll
-        for (int nt = 0; nt < NT; nt += 2) {
-            uint32_t rK[4];
-            ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd));
-            mma_m16n8k32_int8(sums[nt], rQ, rK[0], rK[1]);
-            mma_m16n8k32_int8(sums[nt + 1], rQ, rK[2], rK[3]);
-        }
-    }
-}
-// S of HALVES times eight rows of Q, from row0 on.
+// S of HALVES times eight rows of Q, from row0 on: a product of high and middle bytes for each
+// half, then one of the low bytes. With 16 keys all are taken at once, so that K is loaded once;
+// two at once with 128 columns, as four blocks of those share the registers of a multiprocessor.
+// Sums of more keys leave no registers for that.
 template <class Factors, class QTile, class KTile, int HALVES, int NT>
 __device__ void qk_of_halves(float (&rS)[NT][4], const float (&factors)[2], uint32_t tile_q,
                              uint32_t tile_k, int row0) {
     using Low = LowBytes<QTile>;
+    constexpr int PRODUCTS = HALVES + 1, AT_ONCE = NT > 2 ? 1 : KTile::CHUNKS == 8 ? 2 : PRODUCTS;
     const int lane = thread_index() % 32;
     const uint32_t lane_q = QTile::offset(lane % 8, lane / 8) + row0 * (QTile::PANEL * 16),
-                   lane_low = lane_offset_a<Low>() + row0 * (Low::PANEL * 16);
-    int sums[NT][4];
+                   lane_low = lane_offset_a<Low>() + row0 * (Low::PANEL * 16),
+                   lane_k = lane_offset_b<KTile>();
 #pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-        multiply_bytes<KTile>(sums, tile_k, [&](int kd) {
-            return tile_q + QTile::advance(lane_q, half * 8, kd * 2);
-        });
+    for (int first = 0; first < PRODUCTS; first += AT_ONCE) {
+        const int count = min(AT_ONCE, PRODUCTS - first);
+        int sums[AT_ONCE][NT][4] = {};
+#pragma unroll(NT > 2 ? 4 : 2)
+        for (int kd = 0; kd < KTile::CHUNKS; kd += 2) {
+            uint32_t rQ[AT_ONCE][4];
 #pragma unroll
-        for (int i = 0; i < NT * 2; ++i)
-            rS[i / 2][half * 2 + i % 2] =
-                static_cast<float>(256 * sums[i / 2][i % 2] + sums[i / 2][2 + i % 2]);
-    }
-    multiply_bytes<KTile>(sums, tile_k, [&](int kd) {
-        return tile_q + QTile::bytes + Low::advance(lane_low, 0, kd);
-    });
+            for (int i = 0; i < count; ++i)
+                ldmatrix_x4(rQ[i], first + i < HALVES
+                                       ? tile_q + QTile::advance(lane_q, (first + i) * 8, kd * 2)
+                                       : tile_q + QTile::bytes + Low::advance(lane_low, 0, kd));
 #pragma unroll
-    for (int i = 0; i < NT * HALVES * 2; ++i) {
-        const int nt = i / (HALVES * 2), n = i % (HALVES * 2);
-        rS[nt][n] =
-            fmaf(static_cast<float>(sums[nt][n]), 1.f / Factors::LOWS, rS[nt][n]) * factors[n / 2];
+            for (int nt = 0; nt < NT; nt += 2) {
+                uint32_t rK[4];
+                ldmatrix_x4(rK, tile_k + KTile::advance(lane_k, nt * 8, kd));
+#pragma unroll
+                for (int i = 0; i < count; ++i) {
+                    mma_m16n8k32_int8(sums[i][nt], rQ[i], rK[0], rK[1]);
+                    mma_m16n8k32_int8(sums[i][nt + 1], rQ[i], rK[2], rK[3]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt) {
+                const auto& sum = sums[i][nt];
+                const int half = first + i;
+                if (half < HALVES) {
+#pragma unroll
+                    for (int n = 0; n < 2; ++n)
+                        rS[nt][half * 2 + n] = static_cast<float>(256 * sum[n] + sum[2 + n]);
+                } else {
+#pragma unroll
+                    for (int n = 0; n < HALVES * 2; ++n)
+                        rS[nt][n] =
+                            fmaf(static_cast<float>(sum[n]), 1.f / Factors::LOWS, rS[nt][n]) *
+                            factors[n / 2];
+                }
+            }
     }
 }
 
