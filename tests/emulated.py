@@ -23,10 +23,8 @@ from shared_libraries import COMPILER, Sources
 import cufa
 from cufa.compiler import source
 from cufa.specs import BACKWARD_KERNELS, KERNELS
-from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.instance import Instance
-from cufa.specs.variant import Variant
+from cufa.specs.variant import BackwardVariant, Fp8Variant, Variant
 
 FOLDERS = Path(cufa.__file__).parent / "kernels", Path(__file__).parent / "emulator"
 #: This processor would read or write four bytes anywhere, which a GPU refuses.

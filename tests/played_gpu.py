@@ -37,11 +37,9 @@ from cufa.launch import (
 )
 from cufa.problem.parse import parse
 from cufa.specs import KERNELS
-from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.instance import Instance
 from cufa.specs.tile import panel_columns
-from cufa.specs.variant import Variant
+from cufa.specs.variant import BackwardVariant, Fp8Variant, Variant
 
 # --- the driver ---
 

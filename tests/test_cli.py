@@ -16,7 +16,7 @@ from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import problem_class
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ from cufa.planner.rules import all_variants
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, score=("Causal",))

@@ -24,7 +24,7 @@ from cufa.explorer.run import Run
 from cufa.planner.backward import backward_plan
 from cufa.planner.backward_model import flops
 from cufa.problem.problem import Problem
-from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.variant import BackwardVariant
 
 A100 = devices.named("a100")
 SHAPES = (2, 4, 70, 24), (2, 2, 90, 24), (2, 2, 90, 16)

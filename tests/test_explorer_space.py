@@ -13,7 +13,7 @@ from cufa.explorer.tune import entry_of
 from cufa.planner.plan import plan_tiles
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, KERNELS, default_kernel
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")

@@ -21,10 +21,8 @@ from cufa.planner.decode import plan_splits
 from cufa.planner.rules import all_variants
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS, BACKWARD_KERNELS, FP8_KERNELS
-from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.fp8_wgmma import HEAD_DIMS
-from cufa.specs.variant import Variant
+from cufa.specs.variant import BackwardVariant, Fp8Variant, Variant
 
 SOURCES = Path(cufa.__file__).parent / "kernels"
 H200 = device.named("h200")

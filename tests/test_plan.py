@@ -22,7 +22,7 @@ from cufa.planner.rules import KEY_STEP, all_variants
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.problem import Problem
 from cufa.specs import ATTENTION_KERNELS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 KIB = 1 << 10

@@ -27,7 +27,7 @@ from cufa.planner.problem_class import problem_class
 from cufa.planner.rules import KEY_STEP
 from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.problem import Problem
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")

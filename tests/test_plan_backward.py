@@ -14,8 +14,8 @@ from cufa.planner.array_sums import Wanted
 from cufa.planner.backward import BackwardPlan, backward_plan
 from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_KERNELS
-from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
+from cufa.specs.variant import BackwardVariant
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 TILES = [

@@ -30,7 +30,7 @@ from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.costs import Copies, Cost, Work, copies, memory_us, with_memory, work
 from cufa.specs.hopper_costs import COSTS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

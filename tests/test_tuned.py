@@ -30,7 +30,7 @@ from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tuned_table import VERSION, Entry, Table, dump, parse
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 H200 = device.named("h200")

@@ -21,7 +21,7 @@ from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.tuned_table import Entry, Table, dump, parse
 from cufa.problem.problem import Problem
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 
 H200, A100, RTX = (device.named(name) for name in ("h200", "a100", "rtx4090"))
 SHAPES = (2, 8, 4000, 64), (2, 4, 4096, 64), (2, 4, 4096, 64)

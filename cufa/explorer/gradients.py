@@ -23,9 +23,8 @@ from cufa.planner.tuned_table import Entry, Table
 from cufa.problem.extras import Extras
 from cufa.problem.parse_backward import TENSORS, Gradients, Results
 from cufa.specs import BACKWARD_KERNELS
-from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.template_arguments import NUMBERS
-from cufa.specs.variant import Variant
+from cufa.specs.variant import BackwardVariant, Variant
 from cufa.tuned import user_table
 
 

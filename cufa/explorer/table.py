@@ -7,7 +7,7 @@ from typing import Any
 
 from cufa.explorer.result import Findings, Row
 from cufa.problem.problem import Problem
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 

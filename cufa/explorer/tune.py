@@ -21,7 +21,7 @@ from cufa.explorer.table import problem_text, tile_text
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem, checked
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 _FASTER = 1.01  # times that a winner is as fast, over the problems of its class together

@@ -25,8 +25,8 @@ from cufa.problem.problem import Problem
 from cufa.remembered import remember
 from cufa.specs import BACKWARD_KERNELS
 from cufa.specs.backward import MAPPED, parameter
-from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.tile import panel_columns
+from cufa.specs.variant import BackwardVariant
 from cufa.tuned import user_table
 
 _PREPARED = 128  # calls that are remembered

@@ -10,8 +10,7 @@ from cufa.arrays import ALIGNMENT, bounds
 from cufa.dtypes import DTYPES
 from cufa.launch.signature import PLAIN, Key, types_in
 from cufa.quantized.quantized import Quantized
-from cufa.specs.backward_variant import BackwardVariant
-from cufa.specs.fp8_variant import Fp8Variant
+from cufa.specs.variant import BackwardVariant, Fp8Variant
 
 _IGNORED = "other_names"  # empty here: other names have raised an error
 

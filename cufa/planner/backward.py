@@ -16,8 +16,8 @@ from cufa.problem.problem import Problem
 from cufa.specs import BACKWARD_FORMS, bwd_finish, bwd_join, bwd_prepare, bwd_sinks
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.backward import ROW_UNIT, TURN_ROWS, BackwardSpec
-from cufa.specs.backward_variant import BackwardVariant
 from cufa.specs.instance import Instance
+from cufa.specs.variant import BackwardVariant
 
 _FILL = 0.9  # part of the time in which multiprocessors work: more is not worth the parts' memory
 _ALIGNMENT = 4  # float32 numbers: 16 bytes

@@ -12,7 +12,7 @@ from cufa.planner.backward import BackwardPlan, Step, backward_plan
 from cufa.planner.tuned_table import Table
 from cufa.problem.problem import Problem
 from cufa.specs import AUXILIARY_KERNELS, BACKWARD_KERNELS
-from cufa.specs.backward_variant import BackwardVariant
+from cufa.specs.variant import BackwardVariant
 
 _LAUNCH_US = 2.0
 """For a launch, whatever it computes."""

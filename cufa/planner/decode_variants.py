@@ -14,7 +14,7 @@ from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
 from cufa.specs.decode_block import padded
 from cufa.specs.kv import in_cache
-from cufa.specs.rings import Ring
+from cufa.specs.spec import Ring
 from cufa.specs.variant import Variant
 
 _MUCH = 512 << 10

@@ -8,10 +8,9 @@ from cufa.planner.checks import check_device, check_lengths
 from cufa.planner.plan import Plan, planned
 from cufa.problem.problem import Problem
 from cufa.specs import quantize
-from cufa.specs.fp8_variant import Fp8Variant
 from cufa.specs.fp8_wgmma import SCORES, SPEC
 from cufa.specs.instance import Instance
-from cufa.specs.variant import Variant
+from cufa.specs.variant import Fp8Variant, Variant
 
 _MAX_LENGTH = 2**29
 """Keys, and queries: V has two rows of its tensor map for each key at most."""

@@ -16,8 +16,8 @@ from cufa.problem.problem import Problem
 from cufa.remembered import remember
 from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.costs import Cost, copies, least_pairs, with_memory, work
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.spec import Spec
-from cufa.specs.tile_shape import TileShape
 from cufa.specs.variant import Variant
 
 PACKED_ROWS = 192

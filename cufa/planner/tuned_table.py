@@ -10,7 +10,7 @@ from cufa.features.parts import PARTS
 from cufa.planner.problem_class import ProblemClass
 from cufa.problem.problem import Problem
 from cufa.specs import KERNELS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 VERSION = 2

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cufa.specs.backward import hopper_spec
-from cufa.specs.kernel_spec import Tiles
+from cufa.specs.kernel_spec import Tiles, TileShape
 from cufa.specs.template_arguments import TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 # dK, or dV, of 64 keys is half of head_dim registers. bm is that of bwd_dq_wgmma, as both read the
 # same lists of a BlockMask; a step takes 64 rows.

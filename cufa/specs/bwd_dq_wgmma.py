@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cufa.specs.backward import hopper_spec
-from cufa.specs.kernel_spec import Tiles
+from cufa.specs.kernel_spec import Tiles, TileShape
 from cufa.specs.template_arguments import TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 # dQ of 64 rows is half of head_dim registers, S and dP half of bn each, dS a quarter. Stages hold K
 # or V: those of the next keys come while K of the present ones is in use.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cufa.specs import bwd_block
 from cufa.specs.backward import BackwardSpec
-from cufa.specs.kernel_spec import Tiles
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import Tiles, TileShape
 
 # Operands in two parts take twice the registers, and tiles twice the shared memory: beyond 96
 # columns of dK and dV two warps share keys. sm_80, sm_90 and sm_100: 163 KiB and more; there two

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cufa.specs import bwd_block
 from cufa.specs.backward import BackwardSpec
-from cufa.specs.kernel_spec import Tiles
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import Tiles, TileShape
 
 # A thread holds dK and dV of a warp's 16 keys: half of head_dim + head_dim_v registers. Beyond 320
 # columns two warps share keys, and hold one of the two each. sm_80, sm_90 and sm_100: 163 KiB of

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cufa.specs.backward import computes, hopper_spec
-from cufa.specs.kernel_spec import Tiles
+from cufa.specs.kernel_spec import Tiles, TileShape
 from cufa.specs.template_arguments import TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 # dK and dV of 64 keys are half of head_dim + head_dim_v registers, S^T and dP^T half of bm each,
 # and P^T and dS^T a quarter.

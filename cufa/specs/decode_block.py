@@ -7,8 +7,7 @@ import functools
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS
 from cufa.specs.kv import DIVISOR, PAGES
-from cufa.specs.rings import Ring
-from cufa.specs.spec import Spec
+from cufa.specs.spec import Ring, Spec
 from cufa.specs.structs import TENSOR, struct
 from cufa.specs.template_arguments import TemplateArguments
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.dtypes import DTYPES
-from cufa.specs.kernel_spec import Tiles
-from cufa.specs.space import Space, output, scores
-from cufa.specs.spec import Spec
+from cufa.specs.kernel_spec import Tiles, TileShape
+from cufa.specs.spec import Space, Spec, output, scores
 from cufa.specs.template_arguments import TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 # One block a head: as many rows and keys as fit, on eight warps.
 _WHOLE = (TileShape(64, 64, 1, 8, 1),)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from cufa.device import Device
 from cufa.specs import fa2_block
-from cufa.specs.kernel_spec import Tiles
+from cufa.specs.kernel_spec import Tiles, TileShape
 from cufa.specs.kv import LENGTHS
-from cufa.specs.space import Space, output, scores
-from cufa.specs.spec import Spec
+from cufa.specs.spec import Space, Spec, output, scores
 from cufa.specs.template_arguments import TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 _WIDE = 160  # columns of an output beyond which two warps share them
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from cufa.dtypes import DTYPES
 from cufa.specs import fa2_block
-from cufa.specs.kernel_spec import Tiles
+from cufa.specs.kernel_spec import Tiles, TileShape
 from cufa.specs.kv import LENGTHS
-from cufa.specs.space import Space, output, scores
-from cufa.specs.spec import Spec
+from cufa.specs.spec import Space, Spec, output, scores
 from cufa.specs.template_arguments import TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 # sm_90 and sm_100: 227 KiB of shared memory a block. 32 rows a warp halve the shared-memory reads
 # of K and V per product, as long as O (head_dim_v registers a thread) leaves room: up to 128. One

@@ -9,8 +9,7 @@ from cufa.features.user_functions import BLOCKS
 from cufa.specs.hopper_costs import COSTS
 from cufa.specs.kernel_spec import Tiles
 from cufa.specs.kv import LENGTHS
-from cufa.specs.space import Space
-from cufa.specs.spec import Spec
+from cufa.specs.spec import Space, Spec
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
 from cufa.specs.tile import panel_columns
 

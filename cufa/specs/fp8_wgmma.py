@@ -7,11 +7,10 @@ import itertools
 import numpy as np
 
 from cufa.features.parts import are_apart
-from cufa.specs.kernel_spec import KernelSpec
+from cufa.specs.kernel_spec import KernelSpec, TileShape
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS, PARAMS, whole
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
-from cufa.specs.tile_shape import TileShape
 
 KEYS = 128
 """Keys of a block of V, see ``VTile8`` of the kernel; a scale of K or V is for as many or more."""

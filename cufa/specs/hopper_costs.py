@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from cufa.specs.costs import Cost
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 
 Key = tuple[int, int, bool]
 """The head dims of Q and K and of V, and whether there is a causal mask."""

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cufa.device import Device
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
-from cufa.specs.tile_shape import TileShape
+
+
+class TileShape(NamedTuple):
+    """The template arguments of a `Variant` that are free for a given problem."""
+
+    bm: int
+    bn: int
+    stages: int
+    warps: int
+    blocks_per_sm: int
+    ping_pong: bool = False
+
 
 HeadDims = tuple[int, int]
 """Head dims of Q and K, and of V and O."""

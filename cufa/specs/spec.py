@@ -1,9 +1,10 @@
-"""Spec: what the rest of the package knows of a kernel that computes attention."""
+"""Spec: what the rest of the package knows of a kernel that computes attention; rings, spaces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,18 +12,70 @@ from cufa.device import Device
 from cufa.features.parts import PARTS, kind_of
 from cufa.features.user_functions import OWN
 from cufa.specs.costs import Cost
-from cufa.specs.kernel_spec import KernelSpec
+from cufa.specs.kernel_spec import KernelSpec, TileShape
 from cufa.specs.params import MAPS, PARAMS, whole
-from cufa.specs.rings import Ring
-from cufa.specs.space import Space
 from cufa.specs.template_arguments import NUMBERS, SWITCHES, TemplateArguments
-from cufa.specs.tile_shape import TileShape
 
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
 
 Costs = Mapping[tuple[int, int, bool], Mapping[TileShape, Cost]]
 """Measured costs of tiles, by padded head dims and whether scores have an edge."""
+
+
+class Ring(NamedTuple):
+    """How a block that has a multiprocessor for itself holds keys.
+
+    Attributes
+    ----------
+    bn, stages : int
+        Keys of a tile, and tiles of a ring.
+    warps : int
+        Warps of the block.
+    team : int
+        How many of its warps share a ring.
+    """
+
+    bn: int
+    stages: int
+    warps: int
+    team: int
+
+    @property
+    def keys(self) -> int:
+        """How many all rings hold, and ask for at a time."""
+        return self.bn * self.stages * self.warps // self.team
+
+
+class Space(NamedTuple):
+    """The default space of one kernel. Causal is the problem's, head dims are the planner's.
+
+    Attributes
+    ----------
+    bm, bn, stages, warps, ping_pong : tuple
+        Values of these template arguments.
+    registers : callable
+        The registers of a thread below which a variant is sure to spill. Compilers surprise:
+        it counts what must be live at once plus what the leanest compiled variants took for the
+        rest, so that mild spilling stays in the space, to be seen and timed.
+    """
+
+    bm: tuple[int, ...]
+    bn: tuple[int, ...]
+    stages: tuple[int, ...]
+    warps: tuple[int, ...]
+    registers: Callable[[TemplateArguments], float]
+    ping_pong: tuple[bool, ...] = (False,)
+
+
+def output(v: TemplateArguments) -> float:
+    """Return how many accumulators of the output a thread holds."""
+    return v.bm * v.head_dim_v / v.threads
+
+
+def scores(v: TemplateArguments) -> float:
+    """Return how many scores of a tile a thread holds."""
+    return v.bm * v.bn / v.threads
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,4 +1,4 @@
-"""Variant: one template instantiation of one kernel."""
+"""Variant: one template instantiation of one kernel, of attention, its gradients or in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from cufa.device import Device
 from cufa.dtypes import DTYPES
 from cufa.features.parts import PARTS, kind_of, part_named
-from cufa.specs import KERNELS
+from cufa.specs import BACKWARD_KERNELS, FP8_KERNELS, KERNELS
 from cufa.specs.kernel_spec import KernelSpec
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 
@@ -203,3 +203,22 @@ class Variant(TemplateArguments):
     def __str__(self) -> str:
         """Return the C++ name expression."""
         return self.name_expression
+
+
+class BackwardVariant(Variant):
+    """One template instantiation of a kernel in `cufa.specs.BACKWARD_KERNELS`."""
+
+    __slots__ = ()
+    _KERNELS = BACKWARD_KERNELS
+
+
+class Fp8Variant(Variant):
+    """One template instantiation of a kernel in `cufa.specs.FP8_KERNELS`."""
+
+    __slots__ = ()
+    _KERNELS = FP8_KERNELS
+
+    @property
+    def cpp_kv(self) -> str:
+        """The C++ name of the way of finding Q, K and V."""
+        return f"Quantized<{self.kv}>"

@@ -19,7 +19,7 @@ from cufa.specs import ATTENTION_KERNELS
 from cufa.specs.costs import Cost, Work, copies, memory_us, work
 from cufa.specs.fa3_wgmma import q_slots
 from cufa.specs.hopper_costs import COLUMNS, Key
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 KERNEL = "fa3_wgmma"

@@ -21,7 +21,7 @@ from cufa.explorer.clock import Call, CudaClock
 from cufa.explorer.space import variants
 from cufa.explorer.subject import Stage, Subject
 from cufa.specs import ATTENTION_KERNELS
-from cufa.specs.tile_shape import TileShape
+from cufa.specs.kernel_spec import TileShape
 from cufa.specs.variant import Variant
 
 PROBLEMS = {
