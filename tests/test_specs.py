@@ -125,10 +125,9 @@ def test_schedules_are_structs_of_the_source() -> None:
 @pytest.mark.parametrize("name", AUXILIARY_KERNELS)
 def test_auxiliary_spec_agrees_with_the_source(name: str) -> None:
     spec, text = AUXILIARY_KERNELS[name], source.text(name)
-    if spec.threads:
-        (bound,) = re.findall(r"__launch_bounds__\(([\w *]*)", text)
-        given = {"THREADS": spec.threads}  # by a launch of block_lists
-        assert product_of(bound, text, given) == spec.threads
+    (bound,) = re.findall(r"__launch_bounds__\(([\w *]*)", text)
+    given = {"THREADS": spec.threads}  # by a launch of block_lists
+    assert product_of(bound, text, given) == spec.threads
     if spec.params is not BACKWARD_PARAMS:
         assert members_of(text) == list(spec.params.names or ())
 
@@ -143,7 +142,7 @@ def test_threads_of_quantize_agree_with_the_source() -> None:
     text = source.text("quantize")
     assert "__launch_bounds__(THREADS, BLOCKS)" in text
     (threads,) = re.findall(r"THREADS = ([^,;]*);", text)
-    assert product_of(threads, text, {}) == quantize.THREADS
+    assert product_of(threads, text, {}) == quantize.SPEC.threads
 
 
 def members_of(text: str) -> list[str]:

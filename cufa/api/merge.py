@@ -18,7 +18,7 @@ from cufa.checks import (
 )
 from cufa.cpu import merge as cpu
 from cufa.launch import merge as launch
-from cufa.specs import MAX_HEAD_DIM
+from cufa.specs.spec import MAX_HEAD_DIM
 
 _MAX_ROWS = 2**31 - 1  # 32-bit numbers in the kernel
 

@@ -21,7 +21,7 @@ from cufa.caches.rotaries import rotaries_of
 from cufa.checks import check_flag, check_layout, check_module, check_size
 from cufa.launch.capture import is_capturing
 from cufa.quantized.rows import KINDS
-from cufa.specs import MAX_HEAD_DIM
+from cufa.specs.spec import MAX_HEAD_DIM
 
 
 class Store:

@@ -207,7 +207,7 @@ def _made(
 
     def passes(overlaps: bool) -> tuple[Launch, ...]:
         p["overlaps"] = overlaps
-        return tuple(launch_of(each, grid, parameter, _PLACES, spec.THREADS) for each in kernels)
+        return tuple(launch_of(each, grid, parameter, _PLACES) for each in kernels)
 
     return Quantizer(values_shape, scales_shape, passes(False), passes(is_whole))
 

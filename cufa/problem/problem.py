@@ -17,7 +17,7 @@ from cufa.features import READINGS, ordered, parse
 from cufa.features.causal import Causal
 from cufa.features.feature import Feature, Reach, Value
 from cufa.features.parts import part_named
-from cufa.specs import MAX_HEAD_DIM
+from cufa.specs.spec import MAX_HEAD_DIM
 
 _F = TypeVar("_F", bound=Feature)
 

@@ -88,9 +88,6 @@ BACKWARD_KERNELS: dict[str, BackwardSpec] = {
 FP8_KERNELS: dict[str, KernelSpec] = {fp8_wgmma.SPEC.name: fp8_wgmma.SPEC}
 """The kernels that compute attention of 8-bit arrays, by name."""
 
-MAX_HEAD_DIM = max(spec.max_head_dim for spec in KERNELS.values())
-"""The most that a head dim can be."""
-
 
 @functools.cache
 def default_kernel(dtype: str, device: Device, keys: bool = True) -> Spec:

@@ -20,4 +20,4 @@ PARAMS = struct(
     ("i4", "positions page_size pages pages_a_sequence"),
 )
 
-SPEC = AuxiliarySpec("append", PARAMS, threads=128)
+SPEC = AuxiliarySpec("append", PARAMS)

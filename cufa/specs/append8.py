@@ -5,4 +5,4 @@ from __future__ import annotations
 from cufa.specs.append import PARAMS
 from cufa.specs.auxiliary import AuxiliarySpec
 
-SPEC = AuxiliarySpec("append8", PARAMS, threads=128)
+SPEC = AuxiliarySpec("append8", PARAMS)

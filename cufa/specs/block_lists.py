@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.structs import struct
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "block_lists",
-    struct(
-        ("u8", "kinds lists"),
-        ("i4", "kind_rows kind_columns queries keys rows columns bm bn lines seq_q seq_kv"),
-    ),
-    threads=128,
+    ("u8", "kinds lists"),
+    ("i4", "kind_rows kind_columns queries keys rows columns bm bn lines seq_q seq_kv"),
 )

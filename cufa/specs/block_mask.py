@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.structs import struct
 
-SPEC = AuxiliarySpec(
-    "block_mask",
-    struct(("u8", "kinds"), ("i4", "heads rows columns tiles seq_q seq_kv queries keys")),
-    threads=128,
+SPEC = AuxiliarySpec.of(
+    "block_mask", ("u8", "kinds"), ("i4", "heads rows columns tiles seq_q seq_kv queries keys")
 )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.structs import struct
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "bwd_sums",
-    struct(
-        ("u8", "sums gradient"),
-        ("i8", "elements"),
-        ("i4", "batch heads queries keys sums_batch sums_heads sums_queries sums_keys lanes"),
-    ),
-    threads=128,
+    ("u8", "sums gradient"),
+    ("i8", "elements"),
+    ("i4", "batch heads queries keys sums_batch sums_heads sums_queries sums_keys lanes"),
 )

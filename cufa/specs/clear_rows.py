@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.structs import struct
 
 ROWS = 32
 """Rows that a block checks."""
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "clear_rows",
-    struct(
-        ("u8", "out lse cu_seqlens used"),
-        ("i8", "row_words"),
-        ("i4", "rows heads sequences max_seqlen"),
-    ),
-    threads=128,
+    ("u8", "out lse cu_seqlens used"),
+    ("i8", "row_words"),
+    ("i4", "rows heads sequences max_seqlen"),
 )

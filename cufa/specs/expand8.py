@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.structs import TENSOR, struct
+from cufa.specs.structs import TENSOR
 
 CHUNK = 16
 """Columns that a thread expands."""
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "expand8",
-    struct(
-        (TENSOR, "values scales mean out"),
-        ("u8", "table"),
-        ("i8", "table_stride"),
-        ("i4", "heads seq chunks dim page_size pages"),
-    ),
-    threads=128,
+    (TENSOR, "values scales mean out"),
+    ("u8", "table"),
+    ("i8", "table_stride"),
+    ("i4", "heads seq chunks dim page_size pages"),
 )

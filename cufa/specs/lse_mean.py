@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cufa.specs.auxiliary import AuxiliarySpec
-from cufa.specs.structs import TENSOR, struct
+from cufa.specs.structs import TENSOR
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "lse_mean",
-    struct(
-        (TENSOR, "q mean"), ("u8", "lse"), ("f4", "scale"), ("i4", "heads seq head_dim group rows")
-    ),
-    threads=128,
+    (TENSOR, "q mean"),
+    ("u8", "lse"),
+    ("f4", "scale"),
+    ("i4", "heads seq head_dim group rows"),
 )

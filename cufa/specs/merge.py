@@ -13,14 +13,12 @@ PART = struct(("u8", "out lse"))
 
 _STRIDES = struct(("i8", "batch head seq"))
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "merge",
-    struct(
-        ("u8", "out lse"),
-        (_STRIDES, "of_out of_parts of_part_lses"),
-        ("i4", "rows heads seq head_dim parts"),
-        ((PART, MAX_PARTS), "part"),
-        ("u8", "others"),
-    ),
+    ("u8", "out lse"),
+    (_STRIDES, "of_out of_parts of_part_lses"),
+    ("i4", "rows heads seq head_dim parts"),
+    ((PART, MAX_PARTS), "part"),
+    ("u8", "others"),
     threads=256,
 )

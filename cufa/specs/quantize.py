@@ -6,7 +6,7 @@ from cufa.dtypes import DTYPES
 from cufa.specs.auxiliary import AuxiliarySpec
 from cufa.specs.instance import Instance
 from cufa.specs.kv import DIVISOR
-from cufa.specs.structs import TENSOR, struct
+from cufa.specs.structs import TENSOR
 
 ROWS = 128
 """Rows of a head that a block of threads has at a time."""
@@ -22,20 +22,15 @@ _WARP, _WORD, _KEYS, _TURNS, _PLACE = 32, 4, 16, 8, 32
 FIRST_CAPABILITY = 89
 """GPUs before it have no instruction that converts to 8 bits."""
 
-SPEC = AuxiliarySpec(
+SPEC = AuxiliarySpec.of(
     "quantize",
-    struct(
-        (TENSOR, "x"),
-        ("u8", "values scales largest cu_seqlens used"),
-        (("u4", SIGNS), "signs"),
-        (DIVISOR, "heads blocks"),
-        ("i4", "tiles rows seq head_dim block_log2 scales_a_head sequences overlaps"),
-    ),
+    (TENSOR, "x"),
+    ("u8", "values scales largest cu_seqlens used"),
+    (("u4", SIGNS), "signs"),
+    (DIVISOR, "heads blocks"),
+    ("i4", "tiles rows seq head_dim block_log2 scales_a_head sequences overlaps"),
+    threads=4 * ROWS,  # four of a row
 )
-
-
-THREADS = 4 * ROWS
-"""Threads of a block: four of a row."""
 
 _BLOCKS_PER_SM = {2: {64: 3, 96: 2, 128: 2}, 4: {64: 2, 96: 2}}
 
@@ -53,7 +48,7 @@ def instance(dtype: str, columns: int, hadamard: bool, transposed: bool, how: in
     one.
     """
     row = columns * DTYPES[dtype].bytes
-    largest = 2 * THREADS // _WARP * _WORD
+    largest = 2 * SPEC.threads // _WARP * _WORD
     tile = ROWS * columns + ROWS // _KEYS * 16
     ahead = ROWS * row // (2 if row > 512 else 1)
     smem = _TURNS * _PLACE + largest + hadamard * row + transposed * tile + ahead

@@ -19,6 +19,9 @@ from cufa.specs.template_arguments import NUMBERS, SWITCHES, TemplateArguments
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
 
+MAX_HEAD_DIM = 256
+"""The most that a head dim can be."""
+
 Costs = Mapping[tuple[int, int, bool], Mapping[TileShape, Cost]]
 """Measured costs of tiles, by padded head dims and whether scores have an edge."""
 
@@ -89,8 +92,8 @@ class Spec(KernelSpec):
         or None.
     params : dtype
         The struct that its parameter begins with, but for tensor maps.
-    max_head_dim, head_dim_step : int
-        The most that a head dim can be; it is compiled in multiples of the step.
+    head_dim_step : int
+        Head dims are compiled in multiples of it.
     needs_keys : bool
         Whether it cannot run without any.
     flops_per_byte : int
@@ -112,7 +115,6 @@ class Spec(KernelSpec):
 
     complaint: Callable[[TemplateArguments, Device], str | None]
     params: np.dtype = PARAMS
-    max_head_dim: int = 256
     head_dim_step: int = 16
     needs_keys: bool = False
     flops_per_byte: int = 1
@@ -146,8 +148,8 @@ class Spec(KernelSpec):
             return f"{v.kernel} finds K and V by {' or '.join(self.kvs)}, not {v.kv}"
         if not all(isinstance(n, int) and n > 0 for n in (getattr(v, name) for name in NUMBERS)):
             return "template arguments must be positive integers"
-        if v.head_dim > self.max_head_dim or v.head_dim_v > self.max_head_dim:
-            return f"head dims of more than {self.max_head_dim} are not supported"
+        if max(v.head_dim, v.head_dim_v) > MAX_HEAD_DIM:
+            return f"head dims of more than {MAX_HEAD_DIM} are not supported"
         if v.head_dim % self.head_dim_step or v.head_dim_v % self.head_dim_step:
             return f"{v.kernel} needs head dims that are multiples of {self.head_dim_step}"
         if v.bm > MAX_TILE or v.bn > MAX_TILE:
