@@ -71,7 +71,6 @@ def check_decoding(problem: Problem, device: Device, kernel: str | Variant | Non
         )
     if isinstance(kernel, Variant):
         check_variant(problem, kernel, device, decodes=True)
-        check_kv(kernel, in_cache(problem.page_size, kernel.bn))
     elif kernel is not None:
         _check_name(problem, kernel)
 
@@ -126,7 +125,7 @@ def kernel_named(name: object, dtype: str, decodes: bool) -> Spec:
 
 
 def check_variant(problem: Problem, variant: Variant, device: Device, decodes: bool) -> None:
-    """Raise ValueError if a variant cannot run a problem; `check_kv` is the last of the checks.
+    """Raise ValueError if a variant cannot run a problem.
 
     Parameters
     ----------
@@ -155,11 +154,9 @@ def check_variant(problem: Problem, variant: Variant, device: Device, decodes: b
         complaint = f"its score is {variant.score}, the call's {problem.score}"
     if complaint is None and variant.unified != (problem.unified_max is not None):
         complaint = "unified is for calls with unified_max, and these need it"
+    if complaint is None:
+        kv = in_cache(problem.page_size, variant.bn) if decodes else problem.kv
+        if variant.kv != kv:
+            complaint = f"it finds K and V by {variant.kv}, the call by {kv}"
     if complaint is not None:
         raise ValueError(f"kernel: {variant!r}: {complaint}")
-
-
-def check_kv(variant: Variant, kv: str) -> None:
-    """Raise ValueError if a variant does not find K and V as a call does."""
-    if variant.kv != kv:
-        raise ValueError(f"kernel: {variant!r}: it finds K and V by {variant.kv}, the call by {kv}")

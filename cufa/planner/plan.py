@@ -104,7 +104,6 @@ def _chosen(
     """Return the variant, and where it comes from; arguments and errors as in `plan_tiles`."""
     if isinstance(kernel, Variant):
         checks.check_variant(problem, kernel, device, decodes=False)
-        checks.check_kv(kernel, problem.kv)
         return kernel, "forced variant"
     if kernel is None:
         chosen = default_kernel(problem.dtype, device, problem.seq_kv > 0)
