@@ -71,14 +71,14 @@ class Layout:
         self._tile = tile
         parts = [part_named(name) for name in score]
         self._reads = [part for part in parts if part.reads]
-        lengths = LENGTHS.get(kv, ())
-        self._sizes = [number.name for number in lengths if number.dtype != "u8"]
+        lengths = list(numbers_of(LENGTHS[kv])) if kv in LENGTHS else []
+        self._sizes = [name for name, _, kind in lengths if kind != "u8"]
         of_parts = (number for part in parts for number in part.numbers)
         self._own = [*(x.name for x in of_parts if x.dtype != "u8"), *self._sizes]
         # The order of addresses after those of tensors: `ARRAYS`, lengths, the arrays of a caller's
         # own expressions; the seed is last.
         which = itertools.count(len(ARRAYS))
-        more = [(f"kv.{number.name}", next(which)) for number in lengths if number.dtype == "u8"]
+        more = [(f"kv.{name}", next(which)) for name, _, kind in lengths if kind == "u8"]
         for part in self._reads:
             for address in part.addresses:
                 of_part = ARRAYS.index(part.argument) if part.axes else next(which)

@@ -10,6 +10,7 @@ from cufa.features.parts import are_apart
 from cufa.specs.kernel_spec import KernelSpec, TileShape
 from cufa.specs.kv import LENGTHS
 from cufa.specs.params import MAPS, PARAMS, whole
+from cufa.specs.structs import extended, struct
 from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
 
 KEYS = 128
@@ -22,7 +23,7 @@ SCORES = (
 )
 """The parts of a score that it takes."""
 
-_SCALES = np.dtype([("data", "u8"), ("stride", "i4"), ("block_log2", "i4")], align=True)
+_SCALES = struct(("u8", "data"), ("i4", "stride block_log2"))
 
 
 def _tile(bm: int, stages: int) -> TileShape:
@@ -57,11 +58,8 @@ def _shared_memory(v: TemplateArguments) -> dict[str, int]:
 
 def parameter(score: tuple[str, ...], kv: str = "Dense") -> np.dtype:
     """Return the layout of what a launch passes by value."""
-    way = [
-        *((number.name, number.dtype) for number in LENGTHS.get(kv, ())),
-        *((f"scales_{name}", _SCALES) for name in "qkv"),
-    ]
-    return whole(PARAMS, score, np.dtype(way, align=True), MAPS)
+    way = extended(LENGTHS.get(kv, np.dtype([])), (_SCALES, "scales_q scales_k scales_v"))
+    return whole(PARAMS, score, way, MAPS)
 
 
 SPEC = KernelSpec(
