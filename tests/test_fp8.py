@@ -13,7 +13,7 @@ import pytest
 from reference import DTYPES, oracle, random_inputs
 
 import cufa
-from cufa.cpu.e4m3 import round_weights
+from cufa.cpu.softmax import round_weights
 
 E4M3 = ml_dtypes.float8_e4m3fn
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -6,11 +6,17 @@ import functools
 
 import numpy as np
 
-from cufa.cpu.e4m3 import round_weights
-
 #: Between these sums a row needs no maximum: float32 holds exp(score) as exactly as
 #: exp(score - maximum), and what underflows is below 1e-31 of the sum.
 _LEAST_SUM, _MOST_SUM = np.float32(2.0**-20), np.float32(2.0**100)
+
+#: log2 of the weight of a row's largest score in 8 bits.
+_AT_MAX_LOG2 = 8
+
+_LEAST_NORMAL = np.float32(2.0 ** (-6 - _AT_MAX_LOG2))
+_EXPONENT = np.uint32(0x7F800000)
+#: So that three bits of float32's mantissa remain, as in e4m3.
+_LOST = np.uint32(20 << 23)
 
 
 @functools.lru_cache(maxsize=16)
@@ -122,3 +128,20 @@ class Fp8Softmax(OnlineSoftmax):
         """Replace a tile of scores, not yet scaled, by their weights, and add up these."""
         super().weigh(rS)
         round_weights(rS)
+
+
+def round_weights(rP: np.ndarray) -> None:
+    """Round weights, 0 to 1, to e4m3 in place, as 2^8 times what they are; ties go to even.
+
+    Notes
+    -----
+    Adding 1.5 * 2^20 times the power of two in a weight, and subtracting it again, leaves three
+    bits of mantissa; the powers end where those of e4m3 do.
+    """
+    large = np.maximum(rP, _LEAST_NORMAL)
+    bits = large.view(np.uint32)
+    bits &= _EXPONENT
+    bits += _LOST
+    large *= np.float32(1.5)
+    rP += large
+    rP -= large
