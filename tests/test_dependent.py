@@ -20,6 +20,30 @@ from cufa.compiler import dependent, jit  # noqa: E402
 from cufa.specs.variant import Variant  # noqa: E402
 
 
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("unused", ctypes.c_char * 60),
+    )
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
 class Driver:
     """Stands for the driver, and notes what it is told."""
 
@@ -30,7 +54,7 @@ class Driver:
 
     def __call__(self, config: int, function: int, parameters: int, extra: None) -> int:
         """Stand for ``cuLaunchKernelEx``."""
-        told = dependent.Config.from_address(config)
+        told = Config.from_address(config)
         attributes = [told.attributes[i] for i in range(told.attribute_count)]
         address = ctypes.c_void_p.from_address(parameters).value
         self.launches.append(
@@ -70,7 +94,7 @@ def test_the_driver_is_told_all(driver: Driver) -> None:
 def test_the_bytes_of_a_config(overlap: bool) -> None:
     """They are packed as the compiler of C would lay out its members."""
     packed = dependent.packed((5, 2, 1), (256, 3, 4), 1000, overlap=overlap)
-    found = dependent.Config.from_buffer_copy(packed)
+    found = Config.from_buffer_copy(packed)
     assert (tuple(found.grid), tuple(found.block)) == ((5, 2, 1), (256, 3, 4))
     assert (found.smem_bytes, found.stream, found.attribute_count) == (1000, None, overlap)
     assert (found.attributes[0].id, found.attributes[0].value) == (6, 1)
@@ -147,11 +171,11 @@ def test_buffers_do_not_share_what_they_pass() -> None:
 
 def test_the_structs_are_those_of_the_driver() -> None:
     """Sizes and places of cuda.h, the same from CUDA 12 on."""
-    assert ctypes.sizeof(dependent.Config) == 56
-    assert dependent.Config.stream.offset == 32
-    assert dependent.Config.attributes.offset == 40
-    assert ctypes.sizeof(dependent._Attribute) == 72
-    assert dependent._Attribute.value.offset == 8
+    assert len(dependent.packed((1, 1, 1), (1, 1, 1), 0)) == ctypes.sizeof(Config) == 56
+    assert Config.stream.offset == 8 * dependent._STREAM == 32
+    assert Config.attributes.offset == 40
+    assert ctypes.sizeof(dependent._ATTRIBUTE) == ctypes.sizeof(Attribute) == 72
+    assert Attribute.value.offset == 8
 
 
 def test_a_launch_keeps_the_module_loaded(driver: Driver) -> None:

@@ -73,9 +73,9 @@ def launch(function: Any, blocks: int, threads: int, smem_bytes: int, *arguments
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     stream = cupy.cuda.get_current_stream()
     overlap = _capability() >= dependent.FIRST_CAPABILITY and dependent.may_overlap(stream)
-    packed = dependent.packed((blocks, 1, 1), (threads, 1, 1), smem_bytes, overlap=overlap)
-    config = dependent.Config.from_buffer_copy(packed)
-    config.stream = stream.ptr
+    how = {"overlap": overlap, "stream": stream.ptr}
+    packed = dependent.packed((blocks, 1, 1), (threads, 1, 1), smem_bytes, **how)
+    config = ctypes.create_string_buffer(packed, len(packed))
     addresses = ctypes.addressof(config), function.kernel.ptr, ctypes.addressof(pointers)
     status = dependent.launch_kernel()(*addresses, None)
     if status:
