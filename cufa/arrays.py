@@ -174,6 +174,12 @@ def extent(shape: Ints, strides: Ints, itemsize: int) -> tuple[int, int]:
     return sum(min(0, x) for x in reaches), sum(max(0, x) for x in reaches) + itemsize
 
 
+def has_odd_stride(array: Array | ArrayInfo) -> bool:
+    """Whether a stride is no multiple of an element, along an axis that has several."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return any(n > 1 and step % array.dtype.itemsize for n, step in steps)
+
+
 def overlaps_itself(shape: Ints, strides: Ints, itemsize: int) -> bool:
     """Whether elements may share memory: no order of the axes nests them without touching.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cufa.arrays import Array, overlap, overlaps_itself
+from cufa.arrays import Array, has_odd_stride, overlap, overlaps_itself
 from cufa.dtypes import DTYPES
 
 LAYOUTS = ("bhsd", "bshd")
@@ -108,9 +108,14 @@ def shown_dtype(dtype: np.dtype) -> str:
     return dtype.name if dtype.isnative else f"{dtype.name} in non-native byte order ({dtype.str})"
 
 
-def check_devices(arrays: Mapping[str, Array], cupy: Any) -> None:
-    """Refuse CuPy arrays that are not on the current device, or not aligned as a GPU needs them."""
-    current = cupy.cuda.runtime.getDevice()
+def check_devices(arrays: Mapping[str, Array], xp: Any) -> None:
+    """Refuse CuPy arrays that are not on the current device, or not aligned as a GPU needs them.
+
+    `xp` is the module that the arrays belong to; NumPy arrays are all taken.
+    """
+    if xp is np:
+        return
+    current = xp.cuda.runtime.getDevice()
     for name, array in arrays.items():
         device = array.data.device_id
         if device != current:
@@ -119,9 +124,7 @@ def check_devices(arrays: Mapping[str, Array], cupy: Any) -> None:
                 f"but the current device is {current}"
             )
         # The GPU faults on an element that is not aligned to its size; even a copy would.
-        steps = [array.data.ptr]
-        steps += [t for n, t in zip(array.shape, array.strides, strict=True) if n > 1]
-        if array.size and any(step % array.itemsize for step in steps):
+        if array.size and (array.data.ptr % array.itemsize or has_odd_stride(array)):
             raise ValueError(
                 f"{name} (shape {array.shape}, strides {array.strides}) has elements at "
                 f"addresses that are no multiple of {array.itemsize} bytes"

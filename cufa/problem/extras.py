@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cufa.arrays import Array, ArrayInfo, Ints, aligned_address, module_of
+from cufa.arrays import Array, ArrayInfo, Ints, aligned_address, has_odd_stride, module_of
 from cufa.checks import check_devices, shown_dtype
 from cufa.features.expression.tracing import TracedFunctions
 from cufa.features.part import Part
@@ -208,7 +208,7 @@ def _steps_of(part: Part, info: Any, ndim: int, sizes: Sizes) -> Ints:
     """Return the steps of an array that a part reads, or what `placed` has in their place."""
     if info is not None and part.name == BLOCKS and unlike(info, sizes) is None:
         return info[0][:2]
-    if info is not None and part.name != BLOCKS and not is_odd(info):
+    if info is not None and part.name != BLOCKS and not has_odd_stride(info):
         of_dtype, strides = _fitted(part.argument, info, ndim, sizes)
         if of_dtype is part:
             return tuple(step // info.dtype.itemsize for step in strides)
@@ -222,16 +222,10 @@ def _check_readable(name: str, array: Array | ArrayInfo, sizes: Sizes) -> None:
         complaint = "there is nothing to read"
     elif any(n >= 2**31 for n in array.shape):
         complaint = "no axis may be longer than 2147483647"
-    elif is_odd(array):
+    elif has_odd_stride(array):
         complaint = f"strides {array.strides} must be multiples of an element"
     if complaint:
         raise ValueError(f"{name} has shape {array.shape}: {complaint}")
-
-
-def is_odd(array: Array | ArrayInfo) -> bool:
-    """Whether a stride is no multiple of an element, along an axis that has several."""
-    steps = zip(array.shape, array.strides, strict=True)
-    return any(n > 1 and step % array.dtype.itemsize for n, step in steps)
 
 
 def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
@@ -278,8 +272,7 @@ def with_block_mask(problem: Problem, block_mask: Any, xp: ModuleType) -> Proble
             f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the call "
             f"has {needed}: make it with {name}={needed}"
         )
-    if xp is not np:
-        check_devices({"block_mask": block_mask.kinds}, xp)
+    check_devices({"block_mask": block_mask.kinds}, xp)
     # On the CPU, or where all is seen, or nothing
     if problem.of(MaskMod) is None or problem.seq_kv == 0:
         return problem
@@ -293,8 +286,7 @@ def check_function_arrays(
     for name, array in zip(functions.names, functions.arrays, strict=True):
         if module_of(name, array) is not xp:
             raise TypeError(f"{name} must be a {xp.__name__} array, {why}")
-        if xp is not np:
-            check_devices({name: array}, xp)
+        check_devices({name: array}, xp)
         _check_readable(name, array, sizes)
 
 
@@ -340,12 +332,11 @@ def parse_score_arrays(
         if module_of(argument, array) is not xp:
             raise TypeError(f"{argument} must be a {xp.__name__} array, as q is")
         part, strides = _fitted(argument, array, ndim, sizes)
+        check_devices({argument: array}, xp)
         if xp is np:
             if part.dtype == "uint8":
                 _check_bits(argument, array, sizes["k"])
             views[argument] = _spread(np.asarray(array), part, strides, sizes, np)
-        else:
-            check_devices({argument: array}, xp)
         reads.append(part.name)
     check_function_arrays(functions, sizes, xp, "as q is")
     return (*reads, *functions.parts), views

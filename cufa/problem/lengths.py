@@ -107,8 +107,7 @@ def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleTy
         raise ValueError(f"{name} has shape {array.shape}, but {shape} is needed")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {shown_dtype(array.dtype)}: integers are needed")
-    if module is not np:
-        check_devices({name: array}, xp)
+    check_devices({name: array}, module)
 
 
 def check_lengths(name: str, lengths: Array, most: int | np.ndarray, room: str = "") -> None:

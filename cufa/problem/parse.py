@@ -100,8 +100,7 @@ def parse(
     _check_ranks(arrays, is_packed, is_cached)
     dtype, kv_dtype = _dtypes(arrays, scales, xp) if is_cached else (check_dtypes(arrays), None)
     inputs = {name: array for name, array in arrays.items() if name != "out"}
-    if xp is not np:
-        check_devices({**arrays, **scales}, xp)
+    check_devices({**arrays, **scales}, xp)
     q, k, v = (as_bhsd(array, layout) for array in inputs.values())
     table = arguments.get("block_table")
     if table is not None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cufa.arrays import Array, ArrayInfo, Ints
+from cufa.arrays import Array, ArrayInfo, Ints, has_odd_stride
 from cufa.checks import shown_dtype
-from cufa.problem.extras import is_odd
 from cufa.quantized.e4m3 import E4M3
 
 _OF_8_BITS = {
@@ -99,7 +98,7 @@ def scale_infos(
         if info is None or len(info.shape) != len(order):
             raise ValueError("scales need three axes")
         of, steps = (tuple(each[axis] for axis in order) for each in info[:2])
-        if of != shape[:3] or is_odd(info):
+        if of != shape[:3] or has_odd_stride(info):
             raise ValueError(f"scales of shape {of} and strides {steps} are not of {shape}")
         found.append(ArrayInfo(of, steps, info.dtype))
     return tuple(found)
