@@ -200,16 +200,10 @@ def overlap(a: Array, b: Array) -> bool:
     """Whether two arrays share an element; interleaved views do not."""
     if isinstance(a, np.ndarray) is not isinstance(b, np.ndarray):
         return False
-    if isinstance(a, np.ndarray):
-        host_a, host_b = a, b
-    else:
-        low_a, high_a = bounds(a)
-        low_b, high_b = bounds(b)
-        if high_a <= low_b or high_b <= low_a:
-            return False
-        host_a, host_b = (np.asarray(_AddressOnly(array)) for array in (a, b))
+    if not isinstance(a, np.ndarray):
+        a, b = (np.asarray(_AddressOnly(array)) for array in (a, b))
     try:
-        return np.shares_memory(host_a, host_b, max_work=_OVERLAP_WORK)
+        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True
 
