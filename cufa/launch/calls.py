@@ -263,8 +263,10 @@ def _run_known(
             return None
         prepared, call = found
     is_odd = aligned is not _ALIGNED or into is not None
-    if is_odd and checked is None and not _is_legal(call, q, k, v, out, device_id, addresses):
-        return None
+    if is_odd and checked is None:
+        inputs, begins = (q, k, v), (q_at, k_at, v_at, *addresses)
+        if not _is_legal(call, inputs, begins, out):
+            return None
     if infos and prepared.has_block_mask:
         lists = extras.arrays[_BLOCK_MASK].lists(call.variant)
         addresses = (*addresses[:_BLOCK_MASK], lists.data.ptr, *addresses[_BLOCK_MASK + 1 :])
@@ -368,23 +370,20 @@ def _described(extras: Extras, device_id: int) -> tuple[Key, Ints] | None:
 
 
 def _is_legal(
-    call: PreparedCall,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array | None,
-    device_id: int,
-    extras: Ints,
+    call: PreparedCall, inputs: tuple[Array, ...], addresses: Ints, out: Array | None
 ) -> bool:
-    """Whether arrays begin at multiples of their elements, and `out` fits and overlaps none."""
-    addresses = q.data.ptr, k.data.ptr, v.data.ptr
-    if any(address % x.itemsize for address, x in zip(addresses, (q, k, v), strict=True)):
+    """Whether arrays begin at multiples of their elements, and `out` fits and overlaps none.
+
+    `addresses` are those of q, k and v, which are the inputs, and then of extras.
+    """
+    if any(at % x.itemsize for at, x in zip(addresses, inputs, strict=False)):
         return False
+    q = inputs[0]
     return out is None or (
         out.dtype == q.dtype
-        and out.data.device_id == device_id
+        and out.data.device_id == q.data.device_id
         and out.data.ptr % q.itemsize == 0
-        and call.is_apart(out.data.ptr, *addresses, *extras)
+        and call.is_apart(out.data.ptr, *addresses)
     )
 
 
@@ -432,18 +431,14 @@ def _run_with_memory(
 def _cannot_be_captured(
     call: PreparedCall, prepared: PreparedCalls, arrays: tuple[Array, ...]
 ) -> ValueError:
-    if not call.copies:
-        return ValueError(
-            f"kernel: {call.variant.kernel} needs memory of its own, for which "
-            "a call that is captured into a CUDA graph has no place"
-        )
-    name, scale = call.copies[0], prepared.problem.scale
-    array = arrays[prepared.names.index(name)]
-    if name == "q" and scale < 0:
-        why = f"scale is {scale}: give q with the other sign"
-    else:
-        why = "give a contiguous array whose rows are a multiple of 16 bytes"
+    what, way_out = f"kernel: {call.variant.kernel} needs memory of its own", ""
+    if call.copies:
+        name, scale = call.copies[0], prepared.problem.scale
+        array = arrays[prepared.names.index(name)]
+        what = f"{name} (shape {array.shape}, strides {array.strides}) would be copied"
+        way_out = "; give a contiguous array whose rows are a multiple of 16 bytes"
+        if name == "q" and scale < 0:
+            way_out = f"; scale is {scale}: give q with the other sign"
     return ValueError(
-        f"{name} (shape {array.shape}, strides {array.strides}) would be copied, for "
-        f"which a call that is captured into a CUDA graph has no place; {why}"
+        f"{what}, for which a call that is captured into a CUDA graph has no place{way_out}"
     )
