@@ -163,13 +163,9 @@ class BlockMask:
     def __repr__(self) -> str:
         """Say how many tiles there are of each kind."""
         kinds = self.kinds if isinstance(self.kinds, np.ndarray) else self.kinds.get()
-        parts = (
-            f"{count / kinds.size:.1%} {kind}"
-            for kind, count in zip(
-                ("hidden", "in part", "whole"), np.bincount(kinds.ravel(), minlength=3), strict=True
-            )
-            if count
-        )
+        counts = np.bincount(kinds.ravel(), minlength=3)
+        named = zip(("hidden", "in part", "whole"), counts, strict=True)
+        parts = [f"{count / kinds.size:.1%} {kind}" for kind, count in named if count]
         sizes = " x ".join(map(str, (*kinds.shape[:2], self.seq_q, self.seq_kv)))
         queries, keys = self.block
         return f"BlockMask of {sizes} in tiles of {queries} x {keys}: {', '.join(parts) or 'none'}"

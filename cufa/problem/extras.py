@@ -30,7 +30,7 @@ _PARTS = {
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
 _MOST_AXES = max(_PAIRS)
 _BLOCK_MASK = ARRAYS.index("block_mask")
-_OF_BLOCKS = {"sequences": ("batch", "b"), "heads": ("heads", "h")}
+_OF_BLOCKS = {"b": "sequences", "h": "heads", "q": "queries", "k": "keys"}
 
 Sizes = Mapping[str, int]
 """Batch, query heads, queries and keys, by their letters: b, h, q and k."""
@@ -206,7 +206,7 @@ def placed(reads: Sequence[str], ndim: int, sizes: Sizes, extras: Extras) -> tup
 
 def _steps_of(part: Part, info: Any, ndim: int, sizes: Sizes) -> Ints:
     """Return the steps of an array that a part reads, or what `placed` has in their place."""
-    if info is not None and part.name == BLOCKS and unlike(info, sizes) is None:
+    if info is not None and part.name == BLOCKS and _unlike(info, sizes) is None:
         return info[0][:2]
     if info is not None and part.name != BLOCKS and not has_odd_stride(info):
         of_dtype, strides = _fitted(part.argument, info, ndim, sizes)
@@ -228,8 +228,8 @@ def _check_readable(name: str, array: Array | ArrayInfo, sizes: Sizes) -> None:
         raise ValueError(f"{name} has shape {array.shape}: {complaint}")
 
 
-def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
-    """Return in what a `cufa.BlockMask` differs from a call, and both numbers; or None.
+def _unlike(key: Any, sizes: Sizes) -> tuple[str, int] | None:
+    """Return the axis on which a `cufa.BlockMask` differs from a call, and its size; or None.
 
     Parameters
     ----------
@@ -238,15 +238,10 @@ def unlike(key: Any, sizes: Sizes) -> tuple[str, int, int] | None:
     sizes : mapping
     """
     (batch, heads, _, _), _, seq_q, seq_kv, depends_on = key
-    for what, axis, n in (
-        ("sequences", "b", batch),
-        ("heads", "h", heads),
-        ("queries", "q", seq_q),
-        ("keys", "k", seq_kv),
-    ):
+    for axis, n in zip("bhqk", (batch, heads, seq_q, seq_kv), strict=True):
         is_for_all = n == 1 and axis in "bh" and axis not in depends_on
         if n != sizes[axis] and not is_for_all:
-            return what, n, sizes[axis]
+            return axis, n
     return None
 
 
@@ -262,14 +257,15 @@ def with_block_mask(problem: Problem, block_mask: Any, xp: ModuleType) -> Proble
     """
     if module_of("block_mask", block_mask.kinds) is not xp:
         raise TypeError(f"block_mask must be of {xp.__name__} arrays, as q is")
-    difference = unlike(block_mask.key, problem.sizes)
+    difference = _unlike(block_mask.key, problem.sizes)
     if difference is not None:
-        what, has, needed = difference
-        if has != 1 or what not in _OF_BLOCKS:
-            raise ValueError(f"block_mask has {has} {what}, but the call has {needed}")
-        name, index = _OF_BLOCKS[what]
+        axis, has = difference
+        needed = problem.sizes[axis]
+        if has != 1 or axis not in "bh":
+            raise ValueError(f"block_mask has {has} {_OF_BLOCKS[axis]}, but the call has {needed}")
+        name = "batch" if axis == "b" else "heads"
         raise ValueError(
-            f"block_mask was made with {name}=1, and its mask_mod depends on {index}, but the call "
+            f"block_mask was made with {name}=1, and its mask_mod depends on {axis}, but the call "
             f"has {needed}: make it with {name}={needed}"
         )
     check_devices({"block_mask": block_mask.kinds}, xp)
