@@ -137,12 +137,9 @@ class Viewer:
 
     def _check_strides(self, inputs: Inputs, out: Out) -> None:
         """Check strides: multiples of an element; those of `out` keep its elements apart."""
-        arrays = list(inputs)
-        if out is not None:
-            shape, strides, _ = out
-            arrays.append((shape, strides))
-            if overlaps_itself(shape, strides, self._itemsize):
-                raise ValueError("elements of out share memory")
+        arrays = inputs if out is None else (*inputs, out[:2])
+        if out is not None and overlaps_itself(*out[:2], self._itemsize):
+            raise ValueError("elements of out share memory")
         for name, size, (shape, strides) in zip(self.names, self._sizes, arrays, strict=False):
             steps = (step for n, step in zip(shape, strides, strict=True) if n > 1)
             if 0 not in shape and any(step % size for step in steps):

@@ -5,6 +5,7 @@ Everything after it works on these, so that neither the planner nor a kernel has
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -231,14 +232,11 @@ class Problem(NamedTuple):
 
         None for no bound; they may be beyond the keys that there are.
         """
-        first = end = None
-        for feature in self.features:
-            feature_first, feature_end = feature.sees(i, stands)
-            if feature_first is not None:
-                first = feature_first if first is None else np.maximum(first, feature_first)
-            if feature_end is not None:
-                end = feature_end if end is None else np.minimum(end, feature_end)
-        return first, end
+        bounds = [feature.sees(i, stands) for feature in self.features]
+        firsts = [first for first, _ in bounds if first is not None]
+        ends = [end for _, end in bounds if end is not None]
+        first = functools.reduce(np.maximum, firsts) if firsts else None
+        return first, functools.reduce(np.minimum, ends) if ends else None
 
     @classmethod
     def of_shapes(
