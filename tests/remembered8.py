@@ -45,7 +45,7 @@ def assert_packed_calls_agree(
         for arrays, how in ((x, {"precision": "fp8"}), (eights, {"out_dtype": np.float16})):
             results = []
             for memory in ({}, known):  # checked in full; then known, from the second time on
-                monkeypatch.setattr(fp8_calls, "_known", memory)
+                monkeypatch.setattr(fp8_calls.CALLS, "known", memory)
                 out = there(np.full((sizes[0], 4, d), 7, np.float16))
                 found, lse = attention(*arrays, *offsets, out=out, **options, **how)
                 assert found is out

@@ -30,7 +30,7 @@ AnyPlan = Plan | DecodePlan | Fp8Plan | cpu.Plan
 
 def run_in_8_bits_or_on_cpu(arguments: Mapping[str, Any]) -> Any:
     """Run a call by its arguments: in 8 bits, at once if it is remembered, or on the CPU."""
-    key = fp8_calls.key_of(arguments)
+    key = fp8_calls.CALLS.key_of(arguments)
     result = None if key is None else fp8_calls.run(key, arguments)
     if result is not None:
         return result

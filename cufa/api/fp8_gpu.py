@@ -132,8 +132,8 @@ def attention(call: Call, key: Key | None) -> Any:
     if key is not None and is_plain and _are_read(operands, arrays, launches, fp8.given):
         names = (*ARRAYS, *lengths) if any(x is not None for x in extras.flat) else ()
         quantizers = tuple(each.quantizer for each in launches)
-        of_result = shape, lse_shape, result.dtype
-        fp8_calls.remember(key, fp8_calls.Known(its, names, clears, quantizers, *of_result))
+        known = fp8_calls.Known(its, names, clears, quantizers, shape, lse_shape, result.dtype)
+        fp8_calls.CALLS.remember(key, known)
     return result if lse is None else (result, lse)
 
 

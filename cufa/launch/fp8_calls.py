@@ -16,13 +16,11 @@ from cufa.launch import fp8, quantize
 from cufa.launch.auxiliary import address
 from cufa.launch.capture import is_capturing
 from cufa.launch.clear_rows import clear_rows
-from cufa.launch.known import Keys, is_apart
+from cufa.launch.known import KnownCalls, is_apart
 from cufa.launch.launch import Launch
 from cufa.launch.signature import Key
 from cufa.problem.lengths import which_rows
-from cufa.remembered import remember as remember_in
 
-_CALLS = 128  # that are remembered
 _ARRAYS = "q", "k", "v"
 _OTHERS = (
     *("out", "alibi_slopes", "sinks", "lengths_k", "lengths_q"),
@@ -34,8 +32,6 @@ OPTIONS = (
     *("return_lse", "batch_invariant", "out_dtype", "precision", "kernel"),
 )
 """The arguments, besides arrays, that may differ from None in calls that are remembered."""
-
-_KEYS = Keys(_ARRAYS, OPTIONS, _OTHERS)
 
 
 class Known(NamedTuple):
@@ -66,17 +62,7 @@ class Known(NamedTuple):
     dtype: np.dtype
 
 
-_known: dict[Key, Known] = {}
-
-
-def key_of(arguments: Mapping[str, Any]) -> Key | None:
-    """Return the key of a call, or None if it is not to be remembered."""
-    return _KEYS.of(arguments)
-
-
-def remember(key: Key, known: Known) -> None:
-    """Remember calls with this key."""
-    remember_in(_known, key, known, _CALLS)
+CALLS: KnownCalls[Known] = KnownCalls(_ARRAYS, OPTIONS, _OTHERS)
 
 
 def run(key: Key, arguments: Mapping[str, Any]) -> Any:
@@ -85,13 +71,17 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
     Return None if no call with this key is remembered, if `out` may overlap an array that is read,
     or if a call in a capture would quantize.
     """
-    known, given = _known.get(key), arguments["out"]
+    known, given = CALLS.known.get(key), arguments["out"]
     if known is None:
         return None
     arrays = [arguments[name] for name in _ARRAYS]
     others = [arguments.get(name) for name in known.extras]
+    if given is not None:
+        read = arrays if known.quantizers else [y for x in arrays for y in (x.values, x.scales)]
+        if not is_apart((given,), (*read, *others)):
+            return None
     if known.quantizers:
-        if is_capturing() or (given is not None and not is_apart((given,), (*arrays, *others))):
+        if is_capturing():
             return None  # quantizing needs memory: the full check raises the error
         rows = (
             zip(*(which_rows(name, arguments) for name in _ARRAYS), strict=True) if others else ()
@@ -99,8 +89,6 @@ def run(key: Key, arguments: Mapping[str, Any]) -> Any:
         arrays = launches = [*map(quantize.launches_for, known.quantizers, arrays, *rows)]
         quantize.run(launches)
     values, scales = ([getattr(x, name) for x in arrays] for name in ("values", "scales"))
-    if given is not None and not is_apart((given,), (*values, *scales, *others)):
-        return None
     import cupy
 
     out = cupy.empty(known.shape, known.dtype) if given is None else given

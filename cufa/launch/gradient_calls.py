@@ -12,12 +12,10 @@ from typing import Any
 
 from cufa.arrays import Array, bounds
 from cufa.launch import backward
-from cufa.launch.known import Keys, is_apart
+from cufa.launch.known import KnownCalls, is_apart
 from cufa.launch.signature import Key
 from cufa.quantized.quantized import Quantized
-from cufa.remembered import remember as remember_in
 
-_CALLS = 128  # that are remembered
 _READ = "dout", "q", "k", "v", "out", "lse"
 _WRITTEN = "dq", "dk", "dv"  # or None
 OPTIONS = (
@@ -26,10 +24,7 @@ OPTIONS = (
 )
 """The arguments of `attention_backward` that may differ from None in calls that are remembered."""
 
-_KEYS = Keys(_READ, OPTIONS, _WRITTEN)
-
-
-_known: dict[Key, backward.Prepared] = {}
+CALLS: KnownCalls[backward.Prepared] = KnownCalls(_READ, OPTIONS, _WRITTEN)
 
 
 def key_of(arguments: Mapping[str, Any]) -> Key | None:
@@ -37,7 +32,7 @@ def key_of(arguments: Mapping[str, Any]) -> Key | None:
     written = _written(arguments)
     if any(isinstance(arguments[name], Quantized) for name in written):
         return None
-    key = _KEYS.of(arguments)
+    key = CALLS.key_of(arguments)
     if key is None or len(written) < 2:
         return key
     places = [bounds(arguments[name]) for name in written]
@@ -47,17 +42,12 @@ def key_of(arguments: Mapping[str, Any]) -> Key | None:
     return (*key, *(low - places[0][0] for low, _ in places))
 
 
-def remember(key: Key, known: backward.Prepared) -> None:
-    """Remember calls with this key."""
-    remember_in(_known, key, known, _CALLS)
-
-
 def run(key: Key, arguments: Mapping[str, Any]) -> tuple[Array, ...] | None:
     """Run a call if one with its key is remembered, and return the gradients; else return None.
 
     A call that may write what it reads is not run.
     """
-    known = _known.get(key)
+    known = CALLS.known.get(key)
     written = (arguments.get(name) for name in _WRITTEN)
     if known is None or not is_apart(written, (arguments[name] for name in _READ)):
         return None

@@ -1,25 +1,29 @@
-"""Keys of calls that are remembered whole, and whether a call writes what it reads."""
+"""Calls that are remembered whole, by keys; and whether a call writes what it reads."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from cufa.arrays import ALIGNMENT, bounds
 from cufa.dtypes import DTYPES
 from cufa.launch.signature import PLAIN, Key, types_in
 from cufa.quantized.quantized import Quantized
+from cufa.remembered import remember
 from cufa.specs.variant import BackwardVariant, Fp8Variant
 
+_T = TypeVar("_T")
+
+_CALLS = 128  # of a kind that are remembered
 _IGNORED = "other_names"  # empty here: other names have raised an error
 
 _DTYPES = {type, *(type(row.numpy) for row in DTYPES.values())}
 _PLAIN = {*PLAIN, *_DTYPES, BackwardVariant, Fp8Variant}
 
 
-class Keys:
-    """Makes keys of calls: those with the same key differ in addresses only.
+class KnownCalls(Generic[_T]):
+    """Remembers calls by keys: those with the same key differ in addresses only.
 
     These addresses have the same alignment.
 
@@ -32,6 +36,11 @@ class Keys:
         the function lacks counts as None.
     others : tuple of str
         Names of arguments that may be such arrays, or None.
+
+    Attributes
+    ----------
+    known : dict
+        The state that calls share, by their key.
     """
 
     def __init__(
@@ -39,8 +48,13 @@ class Keys:
     ) -> None:
         self._arrays, self._options, self._others = arrays, options, others
         self._allowed = {*arrays, *others, *options, _IGNORED}
+        self.known: dict[Key, _T] = {}
 
-    def of(self, arguments: Mapping[str, Any]) -> Key | None:
+    def remember(self, key: Key, known: _T) -> None:
+        """Remember calls with this key."""
+        remember(self.known, key, known, _CALLS)
+
+    def key_of(self, arguments: Mapping[str, Any]) -> Key | None:
         """Return the key of a call by its arguments, or None if it is not to be remembered."""
         described: list[Any] = [_described(arguments.get(name)) for name in self._arrays]
         if None in described:
