@@ -58,17 +58,22 @@ class _Forward(TypedDict, Generic[Lse], total=False):
 
     return_lse: Lse
     out: AnyArray | None
-    precision: Precision | None
     kernel: str | Variant | None
 
 
-class _OfDense(_Dense, _Forward[Lse], Generic[Lse], total=False):
+class _OfForward(_OfAttention, _Forward[Lse], Generic[Lse], total=False):
+    """Keywords of attention without a cache, but without gradients."""
+
+    precision: Precision | None
+
+
+class _OfDense(_Dense, _OfForward[Lse], Generic[Lse], total=False):
     """Keywords of `attention`, on arrays and on `Quantized`."""
 
     batch_invariant: bool
 
 
-class _OfPacked(_OfAttention, _Forward[Lse], Generic[Lse], total=False):
+class _OfPacked(_OfForward[Lse], Generic[Lse], total=False):
     """Keywords of `attention_varlen`, on arrays and on `Quantized`."""
 
     max_seqlen_q: int | None
@@ -107,20 +112,17 @@ class GradientOptions(_Dense, total=False):
     deterministic: bool
 
 
-class _OfDecoding(_Scores, total=False):
+class _OfDecoding(_Scores, _Forward[Lse], Generic[Lse], total=False):
     """Keywords of `decode`, as a function and as a method of caches."""
 
     causal: bool
-    out: AnyArray | None
     num_splits: int | None
     unified_max: float | None
-    kernel: str | Variant | None
 
 
-class DecodeOptions(_OfDecoding, Generic[Lse], total=False):
+class DecodeOptions(_OfDecoding[Lse], Generic[Lse], total=False):
     """Keywords of `decode`."""
 
-    return_lse: Lse
     lengths: AnyArray | None
     block_table: AnyArray | None
     k_scale: AnyArray | None
@@ -128,8 +130,7 @@ class DecodeOptions(_OfDecoding, Generic[Lse], total=False):
     layout: Layout
 
 
-class CacheOptions(_OfDecoding, Generic[Lse], total=False):
+class CacheOptions(_OfDecoding[Lse], Generic[Lse], total=False):
     """Keywords of the `decode` of a cache."""
 
-    return_lse: Lse
     layer: int
