@@ -28,7 +28,7 @@ def encoded(array: Any, pack: int, rows: int, columns: int, **changes: Any) -> n
     said = {"shape": array.shape, "strides": array.strides, **changes}
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     found = tensor_map.Encoder(words.data, words.ctypes.data).encoded(
-        array.dtype.name, address, said["shape"], said["strides"], pack, rows, columns
+        array.dtype.name, address, said["shape"], said["strides"], (pack, rows, columns)
     )
     assert found == words.tobytes()
     return words
@@ -87,7 +87,7 @@ def test_maps_are_made_in_one_place(driver: Driver) -> None:
     encoder = tensor_map.Encoder(words.data, words.ctypes.data)
     for shape in ((1, 2, 3, 64), (2, 1, 5, 64)):
         array = aligned(shape, "float16")
-        found = encoder.encoded("float16", array.ctypes.data, shape, array.strides, 1, 64, 64)
+        found = encoder.encoded("float16", array.ctypes.data, shape, array.strides, (1, 64, 64))
         assert found == words[:MAP_WORDS].tobytes() == encoded(array, 1, 64, 64).tobytes()
         assert driver.described(words[:MAP_WORDS]).address == array.ctypes.data
     assert np.all(memory[:start] == 7)

@@ -275,10 +275,7 @@ def numbers_of_params(
         "scale_log2": scale_log2(problem.scale),
         "heads_q": problem.heads_q // pack,
         "group": problem.group // pack,
-        "seq_q": problem.seq_q,
-        "seq_kv": problem.seq_kv,
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
+        **{name: getattr(problem, name) for name in ("seq_q", "seq_kv", "head_dim", "head_dim_v")},
         "q_tiles": q_tiles,
         "heads": problem.batch * problem.heads_q // pack,
         "section_heads": section_heads,
@@ -384,6 +381,6 @@ def encoded_map(dtype: str, address: int, shape: Ints, strides: Ints, box: Ints)
     """Return a tensor map; arguments as in `tensor_map.Encoder.encoded`."""
     buffer = taken_buffer()
     buffer.content = None
-    encoded = buffer.maps.encoded(dtype, address, shape, strides, *box)
+    encoded = buffer.maps.encoded(dtype, address, shape, strides, box)
     free_buffers.append(buffer)
     return encoded

@@ -7,6 +7,7 @@ import functools
 import struct
 from typing import Any
 
+from cufa.arrays import Ints
 from cufa.compiler import driver
 from cufa.dtypes import DTYPES
 from cufa.specs.params import MAP_WORDS
@@ -49,16 +50,7 @@ class Encoder:
             _pointer(start + offset) for offset in (0, 5 * 8, 9 * 8)
         )
 
-    def encoded(
-        self,
-        dtype: str,
-        address: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        pack: int,
-        rows: int,
-        columns: int,
-    ) -> bytes:
+    def encoded(self, dtype: str, address: int, shape: Ints, strides: Ints, box: Ints) -> bytes:
         """Return the map of an array whose boxes are panels of a tile in shared memory.
 
         Its axes are, the innermost first: (head_dim, pack, seq, heads / pack, batch). Along batch
@@ -73,28 +65,25 @@ class Encoder:
         shape, strides : tuple of int
             (batch, heads, seq, head_dim), and the steps between them in bytes: the last axis
             contiguous, the others multiples of 16.
-        pack : int
-            Neighbouring heads whose rows lie together in a box, query by query.
-        rows : int
-            Rows of a box, of all its heads.
-        columns : int
-            Columns of a box: 16, 32 or 64.
+        box : tuple of int
+            The neighbouring heads whose rows lie together in a box, query by query; its rows, of
+            all these heads; its columns: 16, 32 or 64.
 
         Raises
         ------
         RuntimeError
             The driver refuses.
         """
-        batch, heads, seq, head_dim = shape
+        (pack, rows, columns), (batch, heads, seq, head_dim) = box, shape
         of_batch, of_head, of_seq, _ = strides
         batches = batch if of_batch else 1
         groups = heads // pack if of_head else 1
-        sizes, box = (head_dim, pack, seq, groups, batches), (columns, pack, rows // pack, 1, 1)
+        sizes, in_box = (head_dim, pack, seq, groups, batches), (columns, pack, rows // pack, 1, 1)
         steps = (  # That of an axis with one element is not used.
             *(of_head if pack > 1 else 16, of_seq if seq > 1 else 16),
             *(of_head * pack if groups > 1 else 16, of_batch if batches > 1 else 16),
         )
-        _NUMBERS.pack_into(self._numbers, 0, *sizes, *steps, *box)
+        _NUMBERS.pack_into(self._numbers, 0, *sizes, *steps, *in_box)
         arguments = (
             *(self._place, DTYPES[dtype].tma, _RANK, _pointer(address)),
             *(self._sizes, self._strides, self._box, _STEPS_IN_BOX),
