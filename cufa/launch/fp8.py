@@ -101,17 +101,14 @@ def prepared(
     import cupy
 
     device_id = cupy.cuda.runtime.getDevice()
-    infos = extras.infos
     key = (
-        *(plan, problem, device_id, ndim, infos),
+        *(plan, problem, device_id, ndim, extras.infos),
         *((each.values.shape, each.values.strides, each.numbers) for each in operands),
         *(out.shape, out.strides),
     )
-    launch = _prepared.get(key)
-    if launch is None:
-        launch = _made(plan, problem, operands, out, extras.described(infos), ndim, device_id)
-        remember(_prepared, key, launch, _PREPARED)
-    return launch
+    return _prepared.get(key) or remember(
+        _prepared, key, _made(plan, problem, operands, out, extras, ndim, device_id), _PREPARED
+    )
 
 
 def addresses(
@@ -146,7 +143,7 @@ def _made(
     device_id: int,
 ) -> Launch:
     """Return the launch of calls like this one."""
-    score, kv = problem.score, problem.kv
+    score, kv, extras = problem.score, problem.kv, extras.described(extras.infos)
     layout = Layout(parameter(score, kv), score, kv)
     arrays = {"o": out, **{name: each.values for name, each in operands._asdict().items()}}
     sections = plan.q_tiles, plan.section_heads, plan.late_rows

@@ -142,8 +142,6 @@ class LoadedKernel:
         A box has a number of heads, rows and columns.
         """
         described = shape, strides, box
-        encoded = self._maps.get(described)
-        if encoded is None:
-            encoded = encoded_map(self.variant.dtype, address, *described)
-            remember(self._maps, described, encoded, _MAPS)
-        return encoded
+        return self._maps.get(described) or remember(
+            self._maps, described, encoded_map(self.variant.dtype, address, *described), _MAPS
+        )

@@ -133,10 +133,9 @@ def prepare(
         x = _readable(name, x)
     how = granularity, block, hadamard, seed, transposed
     key = device_id, x.dtype, x.shape, x.strides, *how, sequences
-    quantizer = _quantizers.get(key)
-    if quantizer is None:
-        quantizer = _made(device, x, *how, sequences)
-        remember(_quantizers, key, quantizer, _REMEMBERED)
+    quantizer = _quantizers.get(key) or remember(
+        _quantizers, key, _made(device, x, *how, sequences), _REMEMBERED
+    )
     largest = None
     if len(quantizer.passes) > 1:
         shown = f"granularity={granularity!r}" if block is None else f"block={block}"
