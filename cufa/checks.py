@@ -185,11 +185,3 @@ def check_apart(name: str, written: Array, others: Mapping[str, Array]) -> None:
             raise ValueError(
                 f"{name} (shape {written.shape}) shares memory with {other} (shape {array.shape})"
             )
-
-
-def refuse_kernel(kernel: object) -> None:
-    """Refuse a kernel for a call that runs on the CPU."""
-    if kernel is not None:
-        raise ValueError(
-            f"kernel must be None for NumPy arrays, which run on the CPU, not {kernel!r}"
-        )

@@ -11,7 +11,7 @@ import numpy as np
 from cufa.api.block_mask import mask_mod_of
 from cufa.api.fp8 import Fp8, as_8_bits
 from cufa.arrays import Array, Ints, Operands, as_bhsd, module_of_all
-from cufa.checks import check_flag, check_integer, refuse_kernel
+from cufa.checks import check_flag, check_integer
 from cufa.cpu.functions import Functions, checked, differentiable
 from cufa.features.dropout import check_dropout_seed
 from cufa.features.expression.tracing import NOTHING, TracedFunctions, trace
@@ -122,8 +122,11 @@ def functions_on_cpu(arguments: Mapping[str, Any], read: Iterable[str] | None = 
 
     For gradients, `read` names the arrays in functions by which the call is differentiated.
     """
-    refuse_kernel(arguments["kernel"])
-    block_mask = arguments.get("block_mask")
+    kernel, block_mask = arguments["kernel"], arguments.get("block_mask")
+    if kernel is not None:
+        raise ValueError(
+            f"kernel must be None for NumPy arrays, which run on the CPU, not {kernel!r}"
+        )
     tiles = None if block_mask is None else (block_mask.kinds, block_mask.block)
     mods = {name: arguments.get(name) for name in OWN}
     if read is not None:

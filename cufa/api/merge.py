@@ -103,13 +103,10 @@ def merge(
         named = {name: np.asarray(array) for name, array in named.items()}
         arrays, of_lses = ({n: named[n] for n in names} for names in (arrays, of_lses))
     _check(arrays, of_lses, layout)
-    if xp is not np:
-        check_devices(named, xp)
-        if of_lses["lses[0]"].size > _MAX_ROWS:
-            raise ValueError(
-                f"outs[0] has shape {arrays['outs[0]'].shape}: more rows than {_MAX_ROWS}"
-            )
+    check_devices(named, xp)
     first, first_lse = arrays["outs[0]"], of_lses["lses[0]"]
+    if xp is not np and first_lse.size > _MAX_ROWS:
+        raise ValueError(f"outs[0] has shape {first.shape}: more rows than {_MAX_ROWS}")
     result: Array = named.get("out")
     if result is None:
         result = xp.empty(first.shape, first.dtype)

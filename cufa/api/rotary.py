@@ -253,16 +253,15 @@ class Rotary(RotaryTables):
                 f"{head_dim}"
             )
         places = self._places(positions, batch, seq, xp)
-        out: Array
-        if xp is np:
-            out = np.empty(given.shape, given.dtype)
-            as_bhsd(out, layout)[...] = cpu.turned(view, places, self)
-            return out
         check_devices({"x": given, "the rotary": self.cos}, xp)
-        launch.refuse_capture()
-        out = xp.empty(given.shape, given.dtype)
-        if out.size:
-            launch.turn(view, as_bhsd(out, layout), places, self)
+        if xp is not np:
+            launch.refuse_capture()
+        out: Array = xp.empty(given.shape, given.dtype)
+        turned = as_bhsd(out, layout)
+        if xp is np:
+            turned[...] = cpu.turned(view, places, self)
+        elif out.size:
+            launch.turn(view, turned, places, self)
         return out
 
     def _places(self, positions: int | np.integer | Array, batch: int, seq: int, xp: Any) -> Array:
