@@ -28,7 +28,6 @@ _PARTS = {
 
 #: Axes by their number: (b, hq, sq, sk), (b, sq, sk) or (sq, sk).
 _PAIRS = {4: "bhqk", 3: "bqk", 2: "qk"}
-_MOST_AXES = max(_PAIRS)
 _BLOCK_MASK = ARRAYS.index("block_mask")
 _OF_BLOCKS = {"b": "sequences", "h": "heads", "q": "queries", "k": "keys"}
 
@@ -150,9 +149,7 @@ def steps(part: Part, ndim: int, sizes: Sizes, shape: Ints, strides: Ints) -> In
         0 along axes that make no difference; None for a shape that does not fit.
     """
     of_pairs = "q" in part.axes
-    if len(shape) > _MOST_AXES:
-        return None
-    axes = _PAIRS[max(ndim, len(shape))] if of_pairs else part.axes
+    axes = _PAIRS.get(max(ndim, len(shape)), "") if of_pairs else part.axes
     first = len(axes) - len(shape)
     # An array with keys as bits, or with a number a head, has no missing axes.
     if not 0 <= first <= len(axes) - (not of_pairs or part.dtype == "uint8"):
@@ -403,15 +400,14 @@ def _lengths(part: Part, axes: str, sizes: Sizes) -> list[int]:
 
 def _needed(part: Part, ndim: int, sizes: Sizes) -> str:
     axes = _PAIRS[ndim] if "q" in part.axes else part.axes
-    shape = _lengths(part, axes, sizes)
-    shown = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    shape = tuple(_lengths(part, axes, sizes))
     if part.axes == "bh":
-        return f"({shape[1]},) or ({shown}) is needed"
+        return f"({shape[1]},) or {shape} is needed"
     if part.axes == "h":
-        return f"({shown}) is needed"
+        return f"{shape} is needed"
     if part.dtype == "uint8":
-        return f"({shown}) is needed: packed bits, along all keys; or bool, an element a key"
-    ways = f"a shape that broadcasts to ({shown}) is needed"
+        return f"{shape} is needed: packed bits, along all keys; or bool, an element a key"
+    ways = f"a shape that broadcasts to {shape} is needed"
     if part.argument == "mask" and ndim == 4:
         ways += "; a padding mask (batch, keys) is mask[:, None, None]"
     return ways
