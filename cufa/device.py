@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import NamedTuple
+
+from cufa.warned import warn
 
 
 class Device(NamedTuple):
@@ -120,10 +121,8 @@ def of_id(device_id: int) -> Device:
         compiles_sm90a=nvrtc.getVersion() >= _NVRTC_TAKES_TWO_ARCH,
     )
     if device.compute_capability == 90 and not device.compiles_sm90a:
-        warnings.warn(
+        warn(
             f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))} does not compile for sm_90a after "
-            "CuPy's own sm_90, from 12.9 on it does: the kernels for Hopper are not used",
-            RuntimeWarning,
-            stacklevel=2,
+            "CuPy's own sm_90, from 12.9 on it does: the kernels for Hopper are not used"
         )
     return device

@@ -11,9 +11,10 @@ import functools
 import os
 import secrets
 import stat
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+from cufa.warned import warn
 
 
 def folder() -> Path:
@@ -141,7 +142,7 @@ def _complaint(place: Path, found: os.stat_result) -> str | None:
 @functools.cache
 def _ignored(complaint: str) -> None:
     """Warn, once a process for each file or folder."""
-    warnings.warn(complaint, RuntimeWarning, stacklevel=2)
+    warn(complaint)
 
 
 def size_bytes(below: Path) -> int:

@@ -7,7 +7,6 @@ import datetime
 import functools
 import os
 import re
-import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cufa.compiler import source
 from cufa.device import Device
 from cufa.planner.problem_class import ProblemClass
 from cufa.planner.tuned_table import Entry, Table, dump, parse
+from cufa.warned import warn
 
 
 def table_name(device_name: str) -> str:
@@ -40,11 +40,7 @@ def user_path(device: Device) -> Path:
 
 
 def _ignored(path: Path, why: str) -> None:
-    warnings.warn(
-        f"{path} is ignored: {why}. Write it again with python -m cufa tune, or delete it",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    warn(f"{path} is ignored: {why}. Write it again with python -m cufa tune, or delete it")
 
 
 def load(path: Path) -> Table | None:

@@ -156,6 +156,7 @@ def test_the_guide_says_how_far_a_nan_of_v_reaches(kernel: str) -> None:
 
 
 ROOMS = [
+    {"warned"},
     {"device", "dtypes", "arrays", "disk_cache", "optional", "remembered"},
     {"checks"},
     {"features"},

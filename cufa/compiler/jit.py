@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from typing import Any
 
 from cufa.compiler import cubins, dependent, elf, nvrtc, source
@@ -12,6 +11,7 @@ from cufa.compiler.nvrtc import CompileError
 from cufa.device import Device
 from cufa.specs.instance import Instance
 from cufa.specs.variant import Variant
+from cufa.warned import warn
 
 
 def _raw_module_options(device: Device) -> tuple[str, ...]:
@@ -117,11 +117,9 @@ def _compiled_ahead(variant: Variant | Instance, device: Device) -> Any:
         complaint = str(e)
     if complaint is None:
         return function
-    warnings.warn(
+    warn(
         f"{cubins.path(*key)} does not load and is ignored ({complaint}): delete it, or "
-        "compile it again with python -m cufa compile",
-        RuntimeWarning,
-        stacklevel=2,
+        "compile it again with python -m cufa compile"
     )
     return None
 
