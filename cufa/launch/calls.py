@@ -17,7 +17,7 @@ from cufa.launch.prepare import PreparedCall, PreparedCalls
 from cufa.launch.scratch import NotSetAsideError
 from cufa.launch.signature import PLAIN, Key, types_in
 from cufa.problem.extras import NO_EXTRAS, Extras
-from cufa.problem.lengths import LENGTHS, is_readable
+from cufa.problem.lengths import LENGTHS, as_int32, is_readable
 from cufa.problem.parse import restore_shape
 from cufa.problem.problem import Problem
 from cufa.remembered import remember
@@ -69,9 +69,7 @@ def on_device(name: str, array: Array | None) -> Array | None:
     )
     import cupy
 
-    if on_host:
-        array = np.ascontiguousarray(array, np.int32)
-    return cupy.ascontiguousarray(cupy.asarray(array), np.int32)
+    return cupy.ascontiguousarray(cupy.asarray(as_int32(array)), np.int32)
 
 
 def number_of(choices: tuple[Any, ...], common: Key = (), *, made: bool = False) -> int | None:

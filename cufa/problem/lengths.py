@@ -84,6 +84,11 @@ def is_readable(array: Array | ArrayInfo) -> bool:
     return all(n <= 1 or step % _INT32.itemsize == 0 for n, step in zip(shape, steps, strict=False))
 
 
+def as_int32(array: Array | None) -> Array | None:
+    """Return integers of the host as contiguous int32; what is not on the host as it is."""
+    return np.ascontiguousarray(array, np.int32) if isinstance(array, np.ndarray) else array
+
+
 def check_integers(name: str, array: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
     """Check kind, dtype and shape of lengths, of offsets or of a table.
 
@@ -190,7 +195,7 @@ def _packed(
             check_lengths(name, array, np.diff(lengths["cu_seqlens_k"]), room)
         else:
             check_lengths(name, array, _ANY)
-        lengths[name] = np.ascontiguousarray(array, np.int32)
+        lengths[name] = as_int32(array)
     longest_q, longest_k = (
         _ANY if arguments[name] is None else check_size(name, arguments[name], least=0)
         for name in ("max_seqlen_q", "max_seqlen_k")
@@ -223,11 +228,7 @@ def _in_cache(
         check_integers("block_table", table, (problem.batch, table.shape[1]), xp)
         if isinstance(table, np.ndarray):
             _check_table(table, lengths, problem)
-    found = {"lengths": lengths, "block_table": table}
-    return {
-        name: np.ascontiguousarray(x, np.int32) if isinstance(x, np.ndarray) else x
-        for name, x in found.items()
-    }
+    return {"lengths": as_int32(lengths), "block_table": as_int32(table)}
 
 
 def _check_table(table: np.ndarray, lengths: Array | None, problem: Problem) -> None:
