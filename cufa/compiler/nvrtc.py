@@ -183,8 +183,6 @@ def ptx(variant: Variant | Instance, arch: str) -> str:
     ------
     CompileError
     """
-    nvrtc = _nvrtc()
-
     options = (*common_options(), *CUPYS_OPTIONS, f"-arch={arch.replace('sm_', 'compute_', 1)}")
     with _compiled(variant, options) as program:
-        return nvrtc.getPTX(program).decode()
+        return _nvrtc().getPTX(program).decode()

@@ -32,12 +32,11 @@ def tensor(array: Array | None) -> Ints:
 
 def are_aligned(*arrays: Array) -> bool:
     """Whether rows of 4-D arrays begin at multiples of `ALIGNMENT` bytes."""
+    steps = [array.data.ptr for array in arrays]
     for array in arrays:
         axes = zip(array.shape[:3], array.strides[:3], strict=True)
-        steps = (step for n, step in axes if n > 1)
-        if any(step % ALIGNMENT for step in (array.data.ptr, *steps)):
-            return False
-    return True
+        steps += (step for n, step in axes if n > 1)
+    return not any(step % ALIGNMENT for step in steps)
 
 
 def prepared(

@@ -56,12 +56,10 @@ class KnownCalls(Generic[_T]):
 
     def key_of(self, arguments: Mapping[str, Any]) -> Key | None:
         """Return the key of a call by its arguments, or None if it is not to be remembered."""
-        described: list[Any] = [_described(arguments.get(name)) for name in self._arrays]
-        if None in described:
-            return None
         present = [name for name, x in arguments.items() if x is not None]
         if not self._allowed.issuperset(present):
             return None
+        described: list[Any] = [_described(arguments.get(name)) for name in self._arrays]
         for name in self._others:
             if name in present:
                 described += name, _described(arguments[name])

@@ -156,9 +156,7 @@ class PreparedCalls:
         ValueError
             The call is illegal.
         """
-        call = self._plain(key, address)
-        if call is None:
-            call = self._prepared(key, address, self._planner)
+        call = self._plain(key, address) or self._prepared(key, address, self._planner)
         if call is None:
             return None
         # A call is kept when its key comes for the second time; the latest ones are kept anyway.
