@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cufa.arrays import Array, Ints
 from cufa.features.parts import is_uneven
 from cufa.launch import counters
+from cufa.launch.auxiliary import address
 from cufa.launch.auxiliary import prepared as launch_of
 from cufa.launch.capture import is_capturing
 from cufa.launch.launch import Launch
@@ -125,12 +126,7 @@ def addresses(
     lse : array of float32, (batch, heads_q, seq_q), optional
         C-contiguous.
     """
-    at_lse = 0 if lse is None else lse.data.ptr
-    return (
-        *(x.data.ptr for x in values),
-        *(out.data.ptr, at_lse),
-        *(x.data.ptr for x in scales),
-    )
+    return tuple(map(address, (*values, out, lse, *scales)))
 
 
 def _made(
