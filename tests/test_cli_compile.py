@@ -25,18 +25,19 @@ from cufa.explorer.build import Built
 from cufa.features.causal import Causal
 from cufa.planner.attention import Planner, decode_variants
 from cufa.planner.decode import plan_splits
-from cufa.planner.fp8 import kernels
+from cufa.planner.fp8 import kernels, plan_fp8
 from cufa.planner.plan import plan_tiles
 from cufa.planner.problem_class import ProblemClass, problem_class
 from cufa.planner.rules import all_variants
 from cufa.planner.tuned_table import Entry
 from cufa.problem.problem import Problem
-from cufa.specs import ATTENTION_KERNELS, KERNELS
+from cufa.specs import ATTENTION_KERNELS, AUXILIARY_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS
 from cufa.specs.kernel_spec import TileShape
-from cufa.specs.variant import Variant
+from cufa.specs.variant import BackwardVariant, Variant
 
 VARIANT = Variant("fa2_mma", "float16", 32, 32, 64, 64, 2, 4, 4, score=("Causal",))
 OF_DECODE = Variant("decode", "bfloat16", 64, 64, 16, 16, 3, 4, 1, kv="Paged")
+BACKWARD = BackwardVariant("bwd_wgmma", "float16", 64, 64, 128, 128, 2, 12, 1, score=("Causal",))
 ONE = ("compile", "--arch", "sm_86", "--for", "1,1,64,32", "--dtype", "float16", "--causal")
 
 Captured = pytest.CaptureFixture[str]
@@ -372,7 +373,11 @@ def test_what_was_compiled_ahead_runs(
 # -- inspect ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [VARIANT, OF_DECODE], ids=["attention", "decode"])
+EIGHT_BITS = plan_fp8(Problem.of_shapes(*[(1, 1, 128, 64)] * 3), device.named("h200")).variant
+EACH = {"attention": VARIANT, "decode": OF_DECODE, "gradients": BACKWARD, "8 bits": EIGHT_BITS}
+
+
+@pytest.mark.parametrize("variant", EACH.values(), ids=EACH)
 def test_figures(variant: Variant, capsys: Captured) -> None:
     pytest.importorskip("cupy")
     assert cli.main(["inspect", str(variant), "--gpu", "h100"]) == 0
@@ -380,7 +385,7 @@ def test_figures(variant: Variant, capsys: Captured) -> None:
     assert err == ""
     compiled = nvrtc.compile_variant(variant, "sm_90a")
     assert f"registers      {compiled.registers} a thread" in out
-    assert "spills         none" in out
+    assert ("spills         none" in out) == (compiled.spill_bytes == 0)
     assert f"shared memory  {variant.smem_bytes} bytes a block" in out
     assert f"code           {compiled.code_bytes} bytes" in out
     assert "of 2048 threads" in out
@@ -388,13 +393,19 @@ def test_figures(variant: Variant, capsys: Captured) -> None:
 
 def a_small_one(kernel: str, gpu: device.Device) -> Variant:
     """Return a variant of a kernel that compiles in little time."""
+    if kernel in FP8_KERNELS:
+        return EIGHT_BITS
+    if kernel in BACKWARD_KERNELS:
+        spec = BACKWARD_KERNELS[kernel]
+        dims = spec.head_dims(gpu)[0]
+        return BackwardVariant(kernel, spec.dtypes[0], *dims, **spec.tiles(gpu, dims)[0]._asdict())
     if kernel == "decode" or KERNELS[kernel].kv_dtype is not None:
         return OF_DECODE._replace(kernel=kernel)
     of_kernel = [v for v in planned(gpu) if v.kernel == kernel]
     return min(of_kernel, key=lambda v: (v.head_dim * v.bn, v.head_dim_v * v.bm))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [*KERNELS, *BACKWARD_KERNELS, *FP8_KERNELS])
 def test_the_source_compiles_to_the_one_variant(kernel: str, capsys: Captured) -> None:
     compiler = pytest.importorskip("cupy").cuda.nvrtc
     gpu = device.named("h200")
@@ -407,6 +418,31 @@ def test_the_source_compiles_to_the_one_variant(kernel: str, capsys: Captured) -
     entries = re.findall(r"\.entry (\w+)", compiler.getPTX(program).decode())
     assert entries == re.findall(r"\.entry (\w+)", nvrtc.ptx(variant, gpu.arch))
     assert len(entries) == 1
+
+
+GIVEN = ("1,8,512,64", "--dtype", "bfloat16", "--gpu", "h200")
+PRINTING = [
+    ("explain", "--q", *GIVEN),
+    ("explain", "--q", *GIVEN, "--precision", "fp8", "--softcap", "3"),
+    ("explain", "--q", *GIVEN, "--backward", "--causal"),
+    ("compile", "--for", *GIVEN, "--precision", "fp8", "--lengths", "varlen"),
+    ("compile", "--for", *GIVEN, "--backward"),
+    *(("compile", "--decode", *GIVEN, "--cache-dtype", bits) for bits in ("fp8", "int8")),
+]
+
+
+@pytest.mark.usefixtures("builder")
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_what_other_commands_print_can_be_inspected(
+    words: tuple[str, ...], capsys: Captured
+) -> None:
+    assert cli.main(words) == 0
+    printed = re.findall(r"(\w+)(<.*>)", capsys.readouterr().out)
+    variants = [name + rest for name, rest in printed if name not in AUXILIARY_KERNELS]
+    assert variants
+    for variant in variants:
+        assert cli.main(["inspect", variant, "--source"]) == 0
+        assert f"template __global__ decltype({variant}) {variant};\n" in capsys.readouterr().out
 
 
 def test_ptx(capsys: Captured) -> None:

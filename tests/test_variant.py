@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from cufa import device
+from cufa.planner.fp8 import plan_fp8
 from cufa.planner.rules import all_variants
-from cufa.specs import ATTENTION_KERNELS
+from cufa.problem.problem import Problem
+from cufa.specs import ATTENTION_KERNELS, BACKWARD_KERNELS, FP8_KERNELS, KERNELS
 from cufa.specs.fa3_wgmma import WGMMA_WIDTHS
-from cufa.specs.variant import Variant
+from cufa.specs.template_arguments import SWITCHES
+from cufa.specs.variant import BackwardVariant, Fp8Variant, Variant
 
 H200 = device.named("h200")
 MMA = Variant("fa2_mma", "bfloat16", 128, 64, 128, 32, 2, 4, 2, score=("Causal",))
@@ -20,6 +23,8 @@ FA1 = Variant("fa1_fp32", "float32", 80, 48, 32, 16, 1, 8, 1)
 FA3 = Variant(
     "fa3_wgmma", "bfloat16", 128, 64, 128, 80, 2, 12, 1, ping_pong=True, score=("Causal",)
 )
+BWD = BackwardVariant("bwd_wgmma", "bfloat16", 64, 64, 64, 128, 2, 12, 1)
+FP8 = Fp8Variant("fp8_wgmma", "bfloat16", 128, 128, 192, 128, 4, 16, 1, ping_pong=True)
 
 GPUS = ("a100", "rtx3090", "rtx4090", "h100", "h200", "b200", "rtx5090")
 
@@ -65,6 +70,33 @@ def test_name_expression(variant: Variant, expected: str) -> None:
 def test_what_is_printed_can_be_read(name: str) -> None:
     for variant in all_variants(device.named(name)):
         assert Variant.parse(str(variant)) == variant
+
+
+@pytest.mark.parametrize(
+    ("kernel", "family"),
+    [
+        *((kernel, Variant) for kernel in KERNELS),
+        *((kernel, BackwardVariant) for kernel in BACKWARD_KERNELS),
+        *((kernel, Fp8Variant) for kernel in FP8_KERNELS),
+    ],
+)
+def test_what_any_kernel_prints_can_be_read(kernel: str, family: type[Variant]) -> None:
+    first = family(kernel, "float16", 64, 96, 128, 32, 2, 12, 1)
+    switches: dict[str, Any] = {name: True for name in SWITCHES if name in first.spec.arguments}
+    for score, kv in (((), "Dense"), (("Causal", "Softcap"), "Paged")):
+        variant = first._replace(**switches, score=score, kv=kv)
+        found = Variant.parse(str(variant))
+        assert found == variant
+        assert type(found) is family
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_arguments_that_a_kernel_does_not_print(head_dim: int) -> None:
+    shape = (1, 2, 128, head_dim)
+    variant = plan_fp8(Problem.of_shapes(shape, shape, shape), H200).variant
+    found = Variant.parse(str(variant))
+    assert found == variant
+    assert found.threads == 2 * found.bm + 128
 
 
 @pytest.mark.parametrize(
@@ -144,12 +176,29 @@ ARGUMENTS = (
         ),
         (
             "fa9<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>",
-            "kernel must be one of .* not 'fa9'",
+            "kernel must be one of fa3_wgmma, .*, bwd_mma, .*, fp8_wgmma, not 'fa9'",
         ),
         (
             "fa2_mma<bfloat, 128, 64, 128, 32, 2, 4, 2, Score<Causal>, Dense>",
             "type must be one of float16, bfloat16, float, not 'bfloat'",
         ),
+        (
+            "fa2_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, Score<>, Quantized<Dense>>",
+            "fa2_mma has its kv as Dense, not Quantized<Dense>$",
+        ),
+        (
+            "fp8_wgmma<bfloat16, 128, 64, 128, 32, 2, true, Score<>, Padded>",
+            "fp8_wgmma has its kv as Quantized<Padded>, not Padded$",
+        ),
+        (
+            "fp8_wgmma<bfloat16, 128, 64, 128, 32, 2, 12, 1, true, Score<>, Quantized<Dense>>",
+            "fp8_wgmma takes the arguments type, head_dim, .*, stages, ping_pong, score, kv$",
+        ),
+        (
+            "bwd_mma<bfloat16, 128, 64, 128, 32, 2, 4, 2, true, Score<>, Dense>",
+            "bwd_mma takes the arguments type, head_dim, .*, blocks_per_sm, score, kv$",
+        ),
+        ("bwd_prepare<bfloat16, 128, Score<>, Dense>", "one of .* not 'bwd_prepare'"),
     ],
 )
 def test_what_is_no_variant(text: str, message: str) -> None:
@@ -267,7 +316,7 @@ def test_tiles_of_q_at_once(variant: Variant, slots: int) -> None:
     assert variant.smem_bytes // 1024 == 2 * (kv + slots * variant.bm * wide) // 1024
 
 
-@pytest.mark.parametrize("variant", [MMA, FP32, FA1, FA3])
+@pytest.mark.parametrize("variant", [MMA, FP32, FA1, FA3, BWD, FP8])
 def test_legal(variant: Variant) -> None:
     assert variant.illegal(H200) is None
 
@@ -332,6 +381,9 @@ ILLEGAL: dict[str, tuple[Variant, str]] = {
         FA3._replace(bm=192, bn=48, warps=16),
         "skips 3 masked tiles of keys: as many stages",
     ),
+    "gradients' dtype": (BWD._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),
+    "8 bits' dtype": (FP8._replace(dtype="float32"), "takes float16 or bfloat16, not float32"),
+    "gradients as attention": (Variant(*BWD), "^kernel must be one of fa3_wgmma, .* 'bwd_wgmma'"),
     "an unknown score": (FP32._replace(score=("Casual",)), "in a score, not Casual"),
     "a part that is twice there": (MMA._replace(score=("Causal",) * 2), "a part is twice"),
     "teams without a barrier": (
@@ -368,8 +420,9 @@ def test_illegal(case: str) -> None:
     ],
     ids=["a100", "h200 without sm_90a", "b200"],
 )
-def test_fa3_wgmma_elsewhere(gpu: device.Device, arch: str) -> None:
-    assert FA3.illegal(gpu) == f"fa3_wgmma is for sm_90a, not for {arch}"
+def test_kernels_of_hopper_elsewhere(gpu: device.Device, arch: str) -> None:
+    for variant in (FA3, BWD, FP8):
+        assert variant.illegal(gpu) == f"{variant.kernel} is for sm_90a, not for {arch}"
 
 
 def test_wide_outputs_of_fp32_are_split_over_two_warps() -> None:

@@ -1,13 +1,16 @@
 """``inspect``: registers and occupancy of a variant; its source, PTX or SASS.
 
-Show one variant, which is written as 'explain' and 'explore' print it: the
-figures of its compilation, or its text at one of three stages.
+Show one variant of a kernel of attention, decoding or gradients, which is written
+as 'explain', 'explore' and 'compile' print it: the figures of its compilation, or
+its text at one of three stages.
 
 Examples
 --------
 "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>" --arch sm_90a
 "fa2_mma<float16, 64, 64, 128, 64, 2, 4, 2, Score<>, Dense>" --arch sm_90a --sass
 "decode<float16, 64, 64, 16, 16, 3, 4, 1, false, false, Score<>, Paged>" --arch sm_80
+"fp8_wgmma<bfloat16, 128, 128, 192, 128, 4, true, Score<>, Quantized<Dense>>" --arch sm_90a
+"bwd_mma<bfloat16, 128, 128, 32, 64, 2, 4, 2, Score<Causal>, Dense>" --arch sm_80
 """
 
 from __future__ import annotations

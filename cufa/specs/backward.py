@@ -161,6 +161,9 @@ class BackwardSpec(KernelSpec):
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""
+        complaint = super().illegal(v, device)
+        if complaint is not None:
+            return complaint
         if min(getattr(v, name) for name in NUMBERS) < 1:
             return "template arguments must be positive"
         smem_bytes, blocks = self.smem_bytes(v), v.blocks_per_sm

@@ -26,9 +26,14 @@ SCORES = (
 _SCALES = struct(("u8", "data"), ("i4", "stride block_log2"))
 
 
+def _derived(bm: int) -> dict[str, int]:
+    """Return the warps of a consumer for each 64 rows and of a producer, and the blocks."""
+    return {"warps": bm // 16 + 4, "blocks_per_sm": 1}
+
+
 def _tile(bm: int, stages: int) -> TileShape:
-    """Return a tile, of a consumer for each 64 rows, which take turns, and a producer."""
-    return TileShape(bm, KEYS, stages, bm // 16 + 4, 1, ping_pong=True)
+    """Return a tile, whose consumers take turns."""
+    return TileShape(bm, KEYS, stages, **_derived(bm), ping_pong=True)
 
 
 # By the wider of the head dims. With 128 columns of O there are registers for a third consumer.
@@ -67,6 +72,7 @@ SPEC = KernelSpec(
     dtypes=("float16", "bfloat16"),  # of the result
     shared_memory=_shared_memory,
     arguments=(*NUMBERS[:5], "ping_pong"),
+    derived=_derived,
     archs=("sm_90a",),
     tma=True,
     persistent=True,

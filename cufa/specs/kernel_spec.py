@@ -52,6 +52,8 @@ class KernelSpec:
         Template arguments -> dynamic shared memory of a block, in bytes, by what it holds.
     arguments : tuple of str
         The template arguments between the element type and the score, in order.
+    derived : callable
+        Rows of a tile -> the numbers of a `Variant` that are no template arguments, by name.
     schedules : tuple of str
         The structs that say how the kernel orders its work: one of them is the template argument
         in front of the score. Empty for kernels that have one order.
@@ -85,6 +87,7 @@ class KernelSpec:
     dtypes: tuple[str, ...]
     shared_memory: Callable[[TemplateArguments], dict[str, int]]
     arguments: tuple[str, ...] = NUMBERS
+    derived: Callable[[int], dict[str, int]] = lambda bm: {}
     schedules: tuple[str, ...] = ()
     schedule: Callable[[TemplateArguments], str] | None = None
     archs: tuple[str, ...] = ()
@@ -108,6 +111,8 @@ class KernelSpec:
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""
+        if v.dtype not in self.dtypes:
+            return f"{v.kernel} takes {' or '.join(self.dtypes)}, not {v.dtype}"
         if self.runs_on(device):
             return None
         return f"{v.kernel} is for {' and '.join(self.archs)}, not for {device.arch}"

@@ -132,8 +132,6 @@ class Spec(KernelSpec):
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""
-        if v.dtype not in self.dtypes:
-            return f"{v.kernel} takes {' or '.join(self.dtypes)}, not {v.dtype}"
         for name in SWITCHES:
             if getattr(v, name) and name not in self.arguments:
                 return f"{v.kernel} has no {name}"

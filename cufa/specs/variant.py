@@ -18,7 +18,8 @@ from cufa.specs.template_arguments import NUMBERS, TemplateArguments
 _DTYPE = {row.cpp: row.name for row in DTYPES.values()}
 _SPACES = re.compile(r"\s*([<>,])\s*")
 _PRINTED = re.compile(
-    r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+)(?:,([A-Z]\w*))?,Score<((?:\w+,)*\w+)?>,(\w+)>"
+    r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+)(?:,([A-Z]\w*))?,Score<((?:\w+,)*\w+)?>,"
+    r"((?:\w+<)?(\w+)>?)>"
 )
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
 
@@ -100,6 +101,7 @@ class Variant(TemplateArguments):
         Returns
         -------
         Variant
+            Of the subclass that the kernel belongs to, if it is one of gradients or of 8 bits.
 
         Raises
         ------
@@ -114,26 +116,31 @@ class Variant(TemplateArguments):
         match = _PRINTED.fullmatch(_SPACES.sub(r"\1", text.strip()))
         if match is None:
             raise ValueError(f"a variant looks like {_EXAMPLE}, not {text!r}")
-        name, cpp_type, arguments, schedule, score, kv = match.groups()
+        name, cpp_type, arguments, schedule, score, cpp_kv, kv = match.groups()
         parts = tuple(score.split(",")) if score else ()
-        _check_known(text, "kernel", name, KERNELS)
+        classes = {name: each for each in (cls, *cls.__subclasses__()) for name in each._KERNELS}
+        _check_known(text, "kernel", name, classes)
         _check_known(text, "the element type", cpp_type, _DTYPE)
         for part in parts:
             _check_part(text, part)
-        fields = KERNELS[name].arguments
+        spec = classes[name]._KERNELS[name]
+        fields = spec.arguments
         values = [_value(each) for each in arguments[1:].split(",")]
         if [type(value) is bool for value in values] != [field not in NUMBERS for field in fields]:
-            order = ("schedule",) if KERNELS[name].schedules else ()
+            order = ("schedule",) if spec.schedules else ()
             takes = ", ".join(("type", *fields, *order, "score", "kv"))
             raise ValueError(f"{text!r}: {name} takes the arguments {takes}")
         by_name: dict[str, Any] = dict(zip(fields, values, strict=True))
-        variant = cls(name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
-        known = " or ".join(KERNELS[name].schedules)
+        by_name |= spec.derived(by_name["bm"])
+        variant = classes[name](name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
+        if cpp_kv != variant.cpp_kv:
+            raise ValueError(f"{text!r}: {name} has its kv as {variant.cpp_kv}, not {cpp_kv}")
+        known = " or ".join(spec.schedules)
         if schedule in (None, variant.named_schedule):
             return variant
         if not known:
             raise ValueError(f"{text!r}: {name} has no schedules: leave {schedule!r} out")
-        if schedule not in KERNELS[name].schedules:
+        if schedule not in spec.schedules:
             raise ValueError(f"{text!r}: the schedule of {name} must be {known}, not {schedule!r}")
         return variant._replace(schedule=schedule)
 
