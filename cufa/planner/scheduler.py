@@ -135,15 +135,14 @@ def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
 
     Short tiles wait for memory and long ones do not, so both should run at the same time; and the
     K and V of a section should stay in L2: sections are small. The last one must be large enough
-    for its own short tiles to fill the gaps that its long ones leave: all are of nearly the same
-    size. Where heads have many tiles, the short ones of all heads fill the gaps instead, at the
-    end, and sections are smaller still. The numbers come from trials, see docs/design/fa3_wgmma.md.
+    for the short tiles to fill the gaps that its long ones leave: all are of nearly the same size.
+    Where heads have many tiles, the short ones of all heads fill the gaps, at the end, and sections
+    are smaller still. The numbers come from trials, see docs/design/fa3_wgmma.md.
     """
     wanted = min(4.0, rows / 4) * blocks / rows  # heads
-    if rows >= 12:
-        late_rows = rows // (2 if rows >= 64 else 3 if rows >= 24 else 4)
-        return max(1, min(round(wanted / 2), heads)), late_rows
-    return _even(heads, wanted), 0
+    if rows < 12:
+        return _even(heads, wanted), 0
+    return _even(heads, wanted / 2), rows // (2 if rows >= 64 else 3)
 
 
 def _even(heads: int, wanted: float) -> int:
