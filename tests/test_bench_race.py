@@ -53,14 +53,15 @@ def test_it_is_the_median() -> None:
 
 
 def test_replays_of_what_can_be_captured() -> None:
-    times = {"a": 1.0, "b": 2.0, "none": 3.0, "empty": 4.0}
+    times = {"a": 1.0, "b": 2.0, "none": 3.0, "empty": 4.0, "host": 5.0}  # "host": it is busy
+    of_calls = {"empty": 0.001, "host": 0.04}
     calls: dict[str, Any] = calls_of(times)
 
     def capture(call: Call, n: int) -> Call:
         name, ms = call()
         if name == "none":
             raise CaptureError("it waits for the host")
-        return lambda: (f"graph of {name}", 0.0 if name == "empty" else 0.9 * ms * n)
+        return lambda: (f"graph of {name}", of_calls.get(name, 0.9) * ms * n)
 
     clock = FakeClock()
     race = Race(calls, clock)
@@ -71,11 +72,11 @@ def test_replays_of_what_can_be_captured() -> None:
     for _ in range(5):
         race.round()
     assert {name: race.median(name) for name in times} == pytest.approx(
-        {"a": 0.9, "b": 1.8, "none": 3.0, "empty": 4.0}
+        {"a": 0.9, "b": 1.8, "none": 3.0, "empty": 4.0, "host": 0.2}
     )
     assert clock.count("graph of a") == 1 + 5
     assert {n for name, n in clock.bursts if name.startswith("graph")} == {1}
-    assert race.busy_ms == pytest.approx(5 * (4 * 0.9 + 2 * 1.8 + 3.0 + 4.0))
+    assert race.busy_ms == pytest.approx(5 * (4 * 0.9 + 2 * 1.8 + 3.0 + 4.0 + 0.2))
 
 
 def test_a_first_call_that_sets_something_up_is_not_taken_for_a_long_one() -> None:

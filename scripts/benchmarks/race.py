@@ -12,7 +12,9 @@ from cufa.explorer.race import Name
 Capture = Callable[[Call, int], Call]
 """Captures a number of calls and returns a call that replays them; raises `CaptureError`."""
 
-_EMPTY = 0.05  # of the time of the calls: a replay that takes less has captured nothing
+_EMPTY = 0.01
+"""Of the time of a burst of calls, which is milliseconds: a replay that takes less holds none. On a
+busy host calls may take 20 times as long as their work, which fills the replay."""
 
 
 class CaptureError(RuntimeError):
