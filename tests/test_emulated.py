@@ -21,6 +21,8 @@ from score_arrays import FEATURES, LIES, PAIRS, options_of, pairs
 
 import cufa
 from cufa import device
+from cufa.planner import scheduler
+from cufa.problem.problem import Problem
 from cufa.specs.fa3_wgmma import q_slots
 from cufa.specs.variant import Variant
 
@@ -374,6 +376,22 @@ def test_tiles_for_two_blocks(emulated: Emulator, rng: np.random.Generator, head
     arrays = random_inputs(rng, variant.dtype, hq=heads, sq=20, sk=40, d=128)
     for emulated.last_first in (False, True):
         checked(variant, *arrays)
+
+
+@pytest.mark.parametrize("form", ONE_OF_EACH)
+def test_sections_and_late_rows(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Sections of some of seven heads, then the first tiles of all."""
+    small = device.named("h200")._replace(sm_count=2, l2_bytes=1 << 18)
+    monkeypatch.setattr(device, "of_id", lambda device_id: small)
+    variant = variant_of(form, True)
+    arrays = random_inputs(rng, variant.dtype, hq=7, sq=13 * variant.bm - 5, sk=150, d=64)
+    problem = Problem.of_shapes(*(x.shape for x in arrays), dtype=variant.dtype, causal=True)
+    order = scheduler.order(problem, variant, small)
+    assert order.late_rows == 4
+    assert order.section_heads < 7
+    checked(variant, *arrays)
 
 
 def test_heads_that_share_a_tile(rng: np.random.Generator) -> None:

@@ -93,7 +93,7 @@ def tiles(chosen: Plan, problem: Problem) -> int:
 
 
 def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
-    """Return (batch, head) pairs and row tiles of tiles, as scheduler_sm90.cuh does."""
+    """Return (batch, head) pairs and row tiles of tiles, as scheduler.cuh does."""
     heads = problem.batch * problem.heads_q // chosen.pack
     early_rows = chosen.q_tiles - chosen.late_rows
     late = block >= heads * early_rows
@@ -154,10 +154,7 @@ def assert_fits(chosen: Plan, problem: Problem, gpu: Device) -> None:
     assert chosen.block * variant.blocks_per_sm <= gpu.threads_per_sm
     assert 0 < chosen.smem_bytes == variant.smem_bytes <= gpu.smem_per_block
     assert chosen.section_heads >= 1
-    if variant.kernel == "fa3_wgmma" and problem.causal:
-        assert 0 <= chosen.late_rows <= chosen.q_tiles
-    else:
-        assert chosen.late_rows == 0
+    assert 0 <= chosen.late_rows <= chosen.q_tiles * problem.causal
     # The kernels compute these in 32 bits.
     assert chosen.section_heads * chosen.q_tiles <= MAX_GRID
     assert chosen.q_tiles * variant.bm <= MAX_GRID

@@ -55,10 +55,11 @@ def test_heads_are_few_if_what_passes_drives_their_keys_out_of_l2() -> None:
 
 
 @pytest.mark.parametrize("seq", [3000, 8192, 40000])
-def test_late_rows_of_all_heads_come_last(seq: int) -> None:
+@pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa2_mma"])
+def test_late_rows_of_all_heads_come_last(seq: int, kernel: str) -> None:
     """They are short, and fill the gaps that long ones leave at the end."""
     problem = problem_of(heads_kv=32, seq_q=seq, seq_kv=seq)
-    chosen = plan_tiles(problem, H200)
+    chosen = plan_tiles(problem, H200, kernel)
     assert 0 < chosen.late_rows < chosen.q_tiles
     bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
     late = q_tile < chosen.late_rows
@@ -69,8 +70,7 @@ def test_late_rows_of_all_heads_come_last(seq: int) -> None:
     assert np.all(np.diff(section) >= 0)
     for s in range(section[-1] + 1):
         assert np.all(np.diff(q_tile[:first][section == s]) <= 0)
-    assert plan_tiles(problem.without(Causal), H200).late_rows == 0
-    assert plan_tiles(problem, H200, "fa2_mma").late_rows == 0
+    assert plan_tiles(problem.without(Causal), H200, kernel).late_rows == 0
 
 
 def test_a_block_of_fa1_takes_a_whole_head() -> None:
@@ -87,6 +87,16 @@ def test_heads_that_32_bits_cannot_count_are_refused() -> None:
     assert plan_tiles(problem_of(batch=2**25, **heads), H200).pack == 64
     with pytest.raises(ValueError, match=r"^q: batch 2147483648 x heads 64 x seq 1 needs"):
         plan_tiles(problem_of(batch=2**31, **heads), H200)
+
+
+@pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa2_mma"])
+@pytest.mark.parametrize("heads", [16, 32, 40, 64])
+@pytest.mark.parametrize("seq", [2048, 4096, 8192])
+def test_the_last_section_is_nearly_as_large(seq: int, heads: int, kernel: str) -> None:
+    """A small one would leave its long tiles alone at the end."""
+    problem = problem_of(heads_q=heads, heads_kv=heads, seq_q=seq, seq_kv=seq)
+    size = plan_tiles(problem, H200, kernel).section_heads
+    assert 3 * size <= 4 * ((heads - 1) % size + 1)
 
 
 def test_sections_keep_their_keys_and_values_in_l2() -> None:

@@ -47,17 +47,14 @@ struct KeyPlace {
                                : tiles;
     }
 
-    // The tile of a number. Heads are taken in sections of `section_heads`, as in scheduler.cuh.
-    // Inside a section the first keys of all heads come first: under a causal mask most rows visit
-    // them, and the short tiles fill the gaps at the end. With turns the last keys come first, as
+    // The tile of a number, in the order of scheduler.cuh: the first keys of a head are its first
+    // tile, since under a causal mask most rows visit them. With turns the last keys come first, as
     // they add to dQ: see `rank`.
     static __device__ Tile tile(const BackwardArguments<SCORE, KV>& p, int number) {
-        const int section_tiles = p.section_heads * p.kv_tiles, of_batch = p.heads_q / p.group;
-        const int first_head = number / section_tiles * p.section_heads;
-        const int heads = min(p.section_heads, p.heads / p.group - first_head);
-        const int within = number % section_tiles;
-        const int column = within / heads, head = first_head + within - column * heads;
-        const int of_head = p.turns ? p.kv_tiles - 1 - column : column;
+        const int of_batch = p.heads_q / p.group;
+        const auto [head, rank] =
+            tile_in_order(number, p.heads / p.group, p.kv_tiles, p.section_heads, 0);
+        const int of_head = p.turns ? p.kv_tiles - 1 - rank : rank;
         if constexpr (KV::RAGGED) {
             struct {
                 const int* cu_seqlens_q;

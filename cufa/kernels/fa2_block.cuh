@@ -249,7 +249,7 @@ struct Fa2Block {
     }
     __device__ Tile found_tile() const {
         if constexpr (KV::RAGGED) return KV::template tile<BM>(p, block_index(), 0);
-        return tile_of_block<UNEVEN>(p, block_index());
+        return row_tile<UNEVEN>(p, block_index());
     }
     __device__ KeyTiles key_tiles(const Sequence& sequence, int row, int rows) const {
         KeyTiles keys =

@@ -33,7 +33,7 @@ struct Producer {
 
     __device__ Tile tile_of(int i) const {
         if constexpr (KV::RAGGED) return KV::template tile<BM>(p, i, p.pack_log2);
-        const Tile tile = tile_in_order<C::UNEVEN>(p, i);
+        const Tile tile = row_tile<C::UNEVEN>(p, i);
         if constexpr (C::Pairs::BYTES) {
             if (typename C::Pairs().belong_to_heads(p)) return by_heads(p, tile);
         }

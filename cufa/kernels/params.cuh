@@ -20,7 +20,7 @@ struct Params {
     int q_tiles;        // row tiles of one head
     int heads;          // batch * heads_q, of packs
     int section_heads;  // heads whose tiles are interleaved, see scheduler.cuh
-    int late_rows;  // fa3_wgmma only: row tiles of each head that come last, see scheduler_sm90.cuh
+    int late_rows;      // row tiles of each head that come last, see scheduler.cuh
     int pack_log2;  // fa3_wgmma only: a tile holds rows of 2^pack_log2 neighbouring query heads,
                     // query by query
 };

@@ -7,20 +7,34 @@ struct Tile {
     int batch, head, q_tile;
 };
 
-// Heads are taken in sections of `section_heads`. Inside a section, tiles that share a row range of
-// different heads follow each other; where their lengths are UNEVEN the longest rows (the last
-// tiles) come first, so that the short ones fill the gaps at the end. A section's K and V stay in
-// L2 while its tiles run.
+// One of a head's tiles, which are ranked: where their lengths differ, the longest is the first.
+struct Ranked {
+    int head, rank;
+};
+
+// The i-th tile of all heads. Heads are taken in sections of `section_heads`, whose K and V stay in
+// L2. Inside a section, tiles of the same rank in different heads follow each other. The last
+// `late` ranks of all heads come last of all, together: these tiles are short, and fill the gaps
+// that the long ones of the last section leave.
+__device__ inline Ranked tile_in_order(int i, int heads, int tiles_of_head, int section_heads,
+                                       int late) {
+    int ranks = tiles_of_head - late, first_rank = 0;
+    if (late > 0 && i >= heads * ranks)
+        i -= heads * ranks, first_rank = ranks, ranks = late, section_heads = heads;
+    const int section_tiles = section_heads * ranks;
+    const int first_head = i / section_tiles * section_heads;
+    const int heads_here = min(section_heads, heads - first_head);
+    const int within = i % section_tiles, rank = within / heads_here;
+    return {first_head + within - rank * heads_here, first_rank + rank};
+}
+
+// The i-th tile of rows. Where they differ in length (UNEVEN), the last rows' is the longest.
 template <bool UNEVEN>
-__device__ Tile tile_of_block(const Params& p, int block) {
-    const int section_tiles = p.section_heads * p.q_tiles;
-    const int section = block / section_tiles;
-    const int first_head = section * p.section_heads;
-    const int heads = min(p.section_heads, p.heads - first_head);
-    const int within = block - section * section_tiles;
-    const int row = within / heads;
-    const int bh = first_head + within - row * heads;
-    return {bh / p.heads_q, bh % p.heads_q, UNEVEN ? p.q_tiles - 1 - row : row};
+__device__ Tile row_tile(const Params& p, int i) {
+    const Ranked found =
+        tile_in_order(i, p.heads, p.q_tiles, p.section_heads, UNEVEN ? p.late_rows : 0);
+    const int q_tile = UNEVEN ? p.q_tiles - 1 - found.rank : found.rank;
+    return {found.head / p.heads_q, found.head % p.heads_q, q_tile};
 }
 
 // The first row of this thread's warp, counted from the block's: ROW_WARPS warps share BM rows.

@@ -5,26 +5,6 @@
 #include "scheduler.cuh"
 #include "score.cuh"
 
-// As tile_of_block, but of tiles of UNEVEN length the first `late_rows` row tiles of all heads come
-// last, together. Sections can then be so small that their K and V stay in L2: the late tiles are
-// short, and fill the gaps at the end.
-template <bool UNEVEN>
-__device__ Tile tile_in_order(const Params& p, int i) {
-    const int late = UNEVEN ? p.late_rows : 0;
-    const int early_rows = p.q_tiles - late, early_tiles = p.heads * early_rows;
-    const bool is_late = UNEVEN && i >= early_tiles;
-    const int rows = is_late ? late : early_rows;
-    const int section_heads = is_late ? p.heads : p.section_heads;
-    if (is_late) i -= early_tiles;
-    const int section_tiles = section_heads * rows;
-    const int first_head = i / section_tiles * section_heads;
-    const int heads = min(section_heads, p.heads - first_head);
-    const int within = i % section_tiles;
-    const int row = within / heads;
-    const int bh = first_head + within - row * heads;
-    return {bh / p.heads_q, bh % p.heads_q, UNEVEN ? (is_late ? late : p.q_tiles) - 1 - row : row};
-}
-
 // The tile whose turn it is where heads come in the order of their sequences' first, all sequences'
 // second, and so on.
 __device__ inline Tile by_heads(const Params& p, const Tile& tile) {

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     section_heads : int
         Heads whose tiles run interleaved, see ``kernels/scheduler.cuh``.
     late_rows : int
-        Row tiles of each head that come last, see ``kernels/scheduler_sm90.cuh``.
+        Row tiles of each head that come last, see ``kernels/scheduler.cuh``.
     pack : int
         Query heads of one K/V head whose rows a tile holds together.
     workspace_floats : int

@@ -34,7 +34,7 @@ class Order(NamedTuple):
         Tiles of all heads; where a block takes a whole head, one a head.
     section_heads, late_rows : int
         Heads that have their tiles interleaved, and row tiles of each head that come last: see
-        ``kernels/scheduler.cuh`` and ``kernels/scheduler_sm90.cuh``.
+        ``kernels/scheduler.cuh``.
     """
 
     pack: int
@@ -89,14 +89,13 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     if problem.precision is not None:  # 8 bits, and zeros behind the problem's columns
         row_bytes = variant.head_dim + variant.head_dim_v
     kv_bytes = max(1, -(-problem.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
-    section_heads_kv = max(1, device.l2_bytes // 2 // kv_bytes)
-    if kernel.persistent:
-        passing = problem.group // pack * variant.bm * row_bytes
-        section_heads_kv = max(1, min(section_heads_kv, device.l2_bytes // (kv_bytes + passing)))
-        if section_heads_kv < problem.batch * heads_kv:
-            blocks = device.sm_count * variant.blocks_per_sm
-            return Order(pack, q_tiles, tiles, *_drawn(max(1, heads), max(1, q_tiles), blocks))
-    return Order(pack, q_tiles, tiles, max(1, min(section_heads_kv * problem.group, heads)), 0)
+    passing = problem.group // pack * variant.bm * row_bytes
+    fitting_kv = min(device.l2_bytes // 2 // kv_bytes, device.l2_bytes // (kv_bytes + passing))
+    fitting = max(1, fitting_kv) * (problem.group // pack)
+    if fitting >= heads:
+        return Order(pack, q_tiles, tiles, max(1, heads), 0)
+    blocks = device.sm_count * variant.blocks_per_sm
+    return Order(pack, q_tiles, tiles, *_sections(heads, max(1, q_tiles), blocks, fitting))
 
 
 def falls_from_first_key(problem: Problem) -> bool:
@@ -130,8 +129,8 @@ def key_sections(problem: Problem, device: Device, bn: int, blocks_per_sm: int) 
     return _even(problem.batch * problem.heads_kv, device.sm_count * blocks_per_sm / key_tiles)
 
 
-def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
-    """Return the section's heads and the late rows of uneven tiles that the blocks draw.
+def _sections(heads: int, rows: int, blocks: int, fitting: int) -> tuple[int, int]:
+    """Return the section's heads and the late rows of uneven tiles.
 
     Short tiles wait for memory and long ones do not, so both should run at the same time; and the
     K and V of a section should stay in L2: sections are small. The last one must be large enough
@@ -141,8 +140,8 @@ def _drawn(heads: int, rows: int, blocks: int) -> tuple[int, int]:
     """
     wanted = min(4.0, rows / 4) * blocks / rows  # heads
     if rows < 12:
-        return _even(heads, wanted), 0
-    return _even(heads, wanted / 2), rows // (2 if rows >= 64 else 3)
+        return _even(heads, min(fitting, wanted)), 0
+    return _even(heads, min(fitting, wanted / 2)), rows // (2 if rows >= 64 else 3)
 
 
 def _even(heads: int, wanted: float) -> int:
