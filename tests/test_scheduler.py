@@ -94,7 +94,7 @@ def test_heads_that_32_bits_cannot_count_are_refused() -> None:
 @pytest.mark.parametrize("seq", [2048, 4096, 8192])
 def test_the_last_section_is_nearly_as_large(seq: int, heads: int, kernel: str) -> None:
     """A small one would leave its long tiles alone at the end."""
-    problem = problem_of(heads_q=heads, heads_kv=heads, seq_q=seq, seq_kv=seq)
+    problem = problem_of(batch=1, heads_q=heads, heads_kv=heads, seq_q=seq, seq_kv=seq)
     size = plan_tiles(problem, H200, kernel).section_heads
     assert 3 * size <= 4 * ((heads - 1) % size + 1)
 

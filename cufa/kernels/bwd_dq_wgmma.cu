@@ -32,13 +32,12 @@ struct RowPlace {
     // Later rows see more keys: they come first.
     __device__ explicit RowPlace(const BackwardArguments<SCORE, KV>& p) : p(p) {
         Tile tile;
-        if constexpr (KV::RAGGED) {
-            tile = KV::template tile<BM>(p, block_index(), 0);
-        } else {
-            const int of_heads = block_index() % p.heads;
-            tile = {of_heads / p.heads_q, of_heads % p.heads_q,
-                    p.q_tiles - 1 - block_index() / p.heads};
-        }
+        const int of_heads = block_index() % p.heads, row = p.q_tiles - 1 - block_index() / p.heads;
+        if constexpr (KV::RAGGED)
+            tile =
+                KV::template tile_of_head<BM>(p.cu_seqlens_q, p.seq_q, p.sequences, of_heads, row);
+        else
+            tile = {of_heads / p.heads_q, of_heads % p.heads_q, row};
         batch = tile.batch, head = tile.head, q_tile = tile.q_tile;
         sequence = KV::sequence(p, batch, 0);
         const int q0 = q_tile * BM;

@@ -53,12 +53,12 @@ __device__ long long first_row(const Arguments& p, int batch, int head) {
 // The unit of rows that a block works on.
 template <class KV, class Arguments>
 __device__ Tile unit_of_block(const Arguments& p) {
-    if constexpr (KV::RAGGED) {
-        return KV::template tile<ROW_UNIT>(p, block_index(), 0);
-    } else {
-        const int head = block_index() / p.q_tiles;
-        return {head / p.heads_q, head % p.heads_q, block_index() % p.q_tiles};
-    }
+    const int head = block_index() / p.q_tiles, unit = block_index() % p.q_tiles;
+    if constexpr (KV::RAGGED)
+        return KV::template tile_of_head<ROW_UNIT>(p.cu_seqlens_q, p.seq_q, p.sequences, head,
+                                                   unit);
+    else
+        return {head / p.heads_q, head % p.heads_q, unit};
 }
 
 // dQ is added up in pieces of 16 rows and eight columns, accumulator by accumulator, so that a warp

@@ -55,14 +55,9 @@ struct KeyPlace {
         const auto [head, rank] =
             tile_in_order(number, p.heads / p.group, p.kv_tiles, p.section_heads, 0);
         const int of_head = p.turns ? p.kv_tiles - 1 - rank : rank;
-        if constexpr (KV::RAGGED) {
-            struct {
-                const int* cu_seqlens_q;
-                int seq_q, q_tiles, sequences;
-            } keys{p.cu_seqlens_k, p.seq_kv, p.kv_tiles, p.sequences};
-            // A head's tiles are counted from the last one on.
-            return KV::template tile<BN>(keys, (head + 1) * p.kv_tiles - 1 - of_head, 0);
-        }
+        if constexpr (KV::RAGGED)
+            return KV::template tile_of_head<BN>(p.cu_seqlens_k, p.seq_kv, p.sequences, head,
+                                                 of_head);
         return {head / of_batch, head % of_batch, of_head};
     }
 

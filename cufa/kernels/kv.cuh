@@ -69,18 +69,24 @@ struct Varlen : Dense {
         return {min(q.end - q.first, p.max_seqlen_q), seq_kv, q.first, k.first};
     }
 
-    // The i-th tile of BM rows: head by head, the last sequence's last rows first. Sequence b has
-    // the numbers from cu_seqlens_q[b] / BM + b on, which leaves some of them, one a sequence at
-    // most, to no rows at all.
+    // The i-th tile of BM rows, in the order of scheduler.cuh: the last sequence's last rows first.
     template <int BM, class Arguments>
     static __device__ Tile tile(const Arguments& p, int i, int pack_log2) {
-        const int head = i / p.q_tiles, number = p.q_tiles - 1 - i % p.q_tiles;
+        const Ranked found = tile_in_order(i, p.heads, p.q_tiles, p.section_heads, 0);
+        return tile_of_head<BM>(p.cu_seqlens_q, p.seq_q, p.sequences, found.head,
+                                p.q_tiles - 1 - found.rank, pack_log2);
+    }
+    // The tile of a head that has a number. Sequence b has the numbers from offsets[b] / BM + b on,
+    // which leaves some of them, one a sequence at most, to no rows at all.
+    template <int BM>
+    static __device__ Tile tile_of_head(const int* offsets, int total, int sequences, int head,
+                                        int number, int pack_log2 = 0) {
         auto first_of = [&](int batch) {
-            const long long rows = min(max(p.cu_seqlens_q[batch], 0), p.seq_q);
+            const long long rows = min(max(offsets[batch], 0), total);
             return static_cast<int>((rows << pack_log2) / BM) + batch;
         };
         int batch = 0;
-        for (int more = p.sequences - 1;
+        for (int more = sequences - 1;
              batch < more;) {  // the last that begins at this number or before
             const int middle = batch + (more - batch + 1) / 2;
             if (first_of(middle) <= number)

@@ -81,19 +81,21 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
         return Order(pack, q_tiles, heads, 1, 0)
     tiles = heads * q_tiles
     # Where tiles are of one length, those of a head follow each other.
-    if problem.kv == "Varlen" or not is_uneven(variant.score):
+    if not is_uneven(variant.score):
         return Order(pack, q_tiles, tiles, 1, 0)
     # As many heads as have their K and V in half of L2 together, and in all of it with the Q and
     # O that pass through it from one row tile of all of these to the next.
     row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     if problem.precision is not None:  # 8 bits, and zeros behind the problem's columns
         row_bytes = variant.head_dim + variant.head_dim_v
-    kv_bytes = max(1, -(-problem.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
+    kv_bytes = max(1, -(-problem.alike.seq_kv // KEY_STEP) * KEY_STEP * row_bytes)
     passing = problem.group // pack * variant.bm * row_bytes
     fitting_kv = min(device.l2_bytes // 2 // kv_bytes, device.l2_bytes // (kv_bytes + passing))
     fitting = max(1, fitting_kv) * (problem.group // pack)
     if fitting >= heads:
         return Order(pack, q_tiles, tiles, max(1, heads), 0)
+    if problem.kv == "Varlen":  # the tiles of a section take the sequences one after the other
+        return Order(pack, q_tiles, tiles, _even(heads, fitting), 0)
     blocks = device.sm_count * variant.blocks_per_sm
     return Order(pack, q_tiles, tiles, *_sections(heads, max(1, q_tiles), blocks, fitting))
 
