@@ -300,3 +300,17 @@ def test_the_next_sequence_changes_no_bit(
         out, lse = varlen(form, (q, k, v, *arrays[3:]), softcap=softcap)
         found.add(out[:70].tobytes() + lse[:, :70].tobytes())
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("form", ONE_OF_EACH, ids=lambda f: f[:50])
+def test_sections_of_heads(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """L2 holds the keys of two heads at a time."""
+    variant = Variant.parse(form.format(score=""))
+    lengths = (100, 3, 150), (100, 3, 150)
+    arrays = ragged(rng, variant.dtype, lengths, d=variant.head_dim)
+    bytes_of_head = 2 * 85 * variant.head_dim * arrays[0].itemsize
+    small = device.named("h200")._replace(sm_count=2, l2_bytes=5 * bytes_of_head)
+    monkeypatch.setattr(device, "of_id", lambda device_id: small)
+    assert_each_is_right(varlen(form, arrays, causal=True), arrays, causal=True)

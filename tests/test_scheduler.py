@@ -73,6 +73,16 @@ def test_late_rows_of_all_heads_come_last(seq: int, kernel: str) -> None:
     assert plan_tiles(problem.without(Causal), H200, kernel).late_rows == 0
 
 
+def test_heads_of_packed_sequences_are_interleaved() -> None:
+    """As many as have the keys of a sequence in half of L2; without a mask, one after the other."""
+    problem = problem_of(batch=1, heads_q=32, heads_kv=32, seq_q=65536, seq_kv=65536)
+    for sequences, heads in ((1, 1), (8, 8), (64, 32)):
+        packed = problem._replace(kv="Varlen", sequences=sequences)
+        chosen = plan_tiles(packed, H200)
+        assert (chosen.section_heads, chosen.late_rows) == (heads, 0)
+        assert plan_tiles(packed.without(Causal), H200).section_heads == 1
+
+
 def test_a_block_of_fa1_takes_a_whole_head() -> None:
     """So heads are not interleaved, whatever their lengths."""
     for seq in (1, 4096, 2**30):
