@@ -53,7 +53,7 @@ def test_it_is_the_median() -> None:
 
 
 def test_replays_of_what_can_be_captured() -> None:
-    times = {"a": 1.0, "b": 2.0, "none": 3.0, "empty": 4.0, "host": 5.0}  # "host": it is busy
+    times = {"a": 1.0, "b": 2.0, "none": 3.0, "empty": 4.0, "host": 5.0}  # "host": it is slow
     of_calls = {"empty": 0.001, "host": 0.04}
     calls: dict[str, Any] = calls_of(times)
 

@@ -310,7 +310,7 @@ def test_sections_of_heads(
     variant = Variant.parse(form.format(score=""))
     lengths = (100, 3, 150), (100, 3, 150)
     arrays = ragged(rng, variant.dtype, lengths, d=variant.head_dim)
-    bytes_of_head = 2 * 85 * variant.head_dim * arrays[0].itemsize
-    small = device.named("h200")._replace(sm_count=2, l2_bytes=5 * bytes_of_head)
+    of_mean_length = -(-sum(lengths[1]) // 3) * 2 * variant.head_dim * arrays[0].itemsize
+    small = device.named("h200")._replace(sm_count=2, l2_bytes=5 * of_mean_length)
     monkeypatch.setattr(device, "of_id", lambda device_id: small)
     assert_each_is_right(varlen(form, arrays, causal=True), arrays, causal=True)

@@ -92,14 +92,14 @@ def tiles(chosen: Plan, problem: Problem) -> int:
     return problem.batch * problem.heads_q // chosen.pack * chosen.q_tiles
 
 
-def tile_of_block(chosen: Plan, problem: Problem, block: np.ndarray) -> tuple[Any, Any]:
-    """Return (batch, head) pairs and row tiles of tiles, as scheduler.cuh does."""
+def tiles_in_order(chosen: Plan, problem: Problem, i: np.ndarray) -> tuple[Any, Any]:
+    """Return the head, of all batches, and the row tile of the i-th tiles, as scheduler.cuh."""
     heads = problem.batch * problem.heads_q // chosen.pack
     early_rows = chosen.q_tiles - chosen.late_rows
-    late = block >= heads * early_rows
+    late = i >= heads * early_rows
     rows = np.where(late, chosen.late_rows, early_rows)
     heads_at_once = np.where(late, heads, chosen.section_heads)
-    i = np.where(late, block - heads * early_rows, block)
+    i = np.where(late, i - heads * early_rows, i)
     first_head = i // (heads_at_once * rows) * heads_at_once
     section_heads = np.minimum(heads_at_once, heads - first_head)
     within = i % (heads_at_once * rows)
@@ -127,7 +127,7 @@ def assert_covers_every_row_once(chosen: Plan, problem: Problem) -> None:
         assert chosen.grid == count
     if count == 0:
         return
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(count))
+    bh, q_tile = tiles_in_order(chosen, problem, np.arange(count))
     assert bh.min() >= 0
     assert bh.max() < heads
     assert q_tile.min() >= 0

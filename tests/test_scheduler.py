@@ -14,8 +14,8 @@ from test_plan import (
     assert_covers_every_row_once,
     assert_fits,
     problem_of,
-    tile_of_block,
     tiles,
+    tiles_in_order,
 )
 from test_problem import problems
 
@@ -29,7 +29,7 @@ from cufa.problem.problem import Problem
 def test_causal_starts_with_the_longest_rows() -> None:
     problem = problem_of(seq_q=1000, seq_kv=1000)
     chosen = plan_tiles(problem, H200)._replace(section_heads=10)
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
+    bh, q_tile = tiles_in_order(chosen, problem, np.arange(tiles(chosen, problem)))
     section = bh // 10
     assert np.all(np.diff(section) >= 0)
     for s in range(section[-1] + 1):
@@ -61,7 +61,7 @@ def test_late_rows_of_all_heads_come_last(seq: int, kernel: str) -> None:
     problem = problem_of(heads_kv=32, seq_q=seq, seq_kv=seq)
     chosen = plan_tiles(problem, H200, kernel)
     assert 0 < chosen.late_rows < chosen.q_tiles
-    bh, q_tile = tile_of_block(chosen, problem, np.arange(tiles(chosen, problem)))
+    bh, q_tile = tiles_in_order(chosen, problem, np.arange(tiles(chosen, problem)))
     late = q_tile < chosen.late_rows
     first = int(np.argmax(late))
     assert np.all(late[first:])
@@ -74,7 +74,7 @@ def test_late_rows_of_all_heads_come_last(seq: int, kernel: str) -> None:
 
 
 def test_heads_of_packed_sequences_are_interleaved() -> None:
-    """As many as have the keys of a sequence in half of L2; without a mask, one after the other."""
+    """About as many as have a sequence's keys in half of L2; without a mask, one by one."""
     problem = problem_of(batch=1, heads_q=32, heads_kv=32, seq_q=65536, seq_kv=65536)
     for sequences, heads in ((1, 1), (8, 8), (64, 32)):
         packed = problem._replace(kv="Varlen", sequences=sequences)

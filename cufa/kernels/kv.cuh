@@ -76,8 +76,8 @@ struct Varlen : Dense {
         return tile_of_head<BM>(p.cu_seqlens_q, p.seq_q, p.sequences, found.head,
                                 p.q_tiles - 1 - found.rank, pack_log2);
     }
-    // The tile of a head that has a number. Sequence b has the numbers from offsets[b] / BM + b on,
-    // which leaves some of them, one a sequence at most, to no rows at all.
+    // Tile `number` of a head. Numbers ascend with the sequences: those of sequence b begin at
+    // offsets[b] / BM + b. At most one number for each sequence has no rows.
     template <int BM>
     static __device__ Tile tile_of_head(const int* offsets, int total, int sequences, int head,
                                         int number, int pack_log2 = 0) {
@@ -85,9 +85,8 @@ struct Varlen : Dense {
             const long long rows = min(max(offsets[batch], 0), total);
             return static_cast<int>((rows << pack_log2) / BM) + batch;
         };
-        int batch = 0;
-        for (int more = sequences - 1;
-             batch < more;) {  // the last that begins at this number or before
+        int batch = 0;  // the last sequence that begins at `number` or before
+        for (int more = sequences - 1; batch < more;) {
             const int middle = batch + (more - batch + 1) / 2;
             if (first_of(middle) <= number)
                 batch = middle;

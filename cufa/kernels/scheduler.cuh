@@ -7,15 +7,15 @@ struct Tile {
     int batch, head, q_tile;
 };
 
-// One of a head's tiles, which are ranked: where their lengths differ, the longest is the first.
+// A tile of a head. Rank 0 is the longest where lengths differ.
 struct Ranked {
     int head, rank;
 };
 
-// The i-th tile of all heads. Heads are taken in sections of `section_heads`, whose K and V stay in
-// L2. Inside a section, tiles of the same rank in different heads follow each other. The last
-// `late` ranks of all heads come last of all, together: these tiles are short, and fill the gaps
-// that the long ones of the last section leave.
+// The i-th tile of all heads. Heads are taken in sections of `section_heads`, whose K and V mostly
+// stay in L2. Inside a section, tiles of the same rank in different heads follow each other. The
+// `late` highest ranks of all heads follow all sections. These tiles are short. They fill the gaps
+// that the long tiles of the last section leave.
 __device__ inline Ranked tile_in_order(int i, int heads, int tiles_of_head, int section_heads,
                                        int late) {
     int ranks = tiles_of_head - late, first_rank = 0;
@@ -28,7 +28,7 @@ __device__ inline Ranked tile_in_order(int i, int heads, int tiles_of_head, int 
     return {first_head + within - rank * heads_here, first_rank + rank};
 }
 
-// The i-th tile of rows. Where they differ in length (UNEVEN), the last rows' is the longest.
+// The i-th tile of rows. Where lengths differ (UNEVEN), the tile of the last rows is the longest.
 template <bool UNEVEN>
 __device__ Tile row_tile(const Params& p, int i) {
     const Ranked found =

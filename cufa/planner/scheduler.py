@@ -83,8 +83,9 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     # Where tiles are of one length, those of a head follow each other.
     if not is_uneven(variant.score):
         return Order(pack, q_tiles, tiles, 1, 0)
-    # As many heads as have their K and V in half of L2 together, and in all of it with the Q and
-    # O that pass through it from one row tile of all of these to the next.
+    # About as many heads as have their K and V in half of L2 together, and in all of it with the Q
+    # and O that pass through L2 while each of these heads computes one row tile. `_even` may take
+    # more of them.
     row_bytes = (problem.head_dim + problem.head_dim_v) * DTYPES[problem.dtype].bytes
     if problem.precision is not None:  # 8 bits, and zeros behind the problem's columns
         row_bytes = variant.head_dim + variant.head_dim_v
@@ -94,7 +95,7 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     fitting = max(1, fitting_kv) * (problem.group // pack)
     if fitting >= heads:
         return Order(pack, q_tiles, tiles, max(1, heads), 0)
-    if problem.kv == "Varlen":  # the tiles of a section take the sequences one after the other
+    if problem.kv == "Varlen":  # each sequence has short tiles: rank says nothing about length
         return Order(pack, q_tiles, tiles, _even(heads, fitting), 0)
     blocks = device.sm_count * variant.blocks_per_sm
     return Order(pack, q_tiles, tiles, *_sections(heads, max(1, q_tiles), blocks, fitting))
@@ -134,11 +135,21 @@ def key_sections(problem: Problem, device: Device, bn: int, blocks_per_sm: int) 
 def _sections(heads: int, rows: int, blocks: int, fitting: int) -> tuple[int, int]:
     """Return the section's heads and the late rows of uneven tiles.
 
-    Short tiles wait for memory and long ones do not, so both should run at the same time; and the
-    K and V of a section should stay in L2: sections are small. The last one must be large enough
-    for the short tiles to fill the gaps that its long ones leave: all are of nearly the same size.
-    Where heads have many tiles, the short ones of all heads fill the gaps, at the end, and sections
-    are smaller still. The numbers come from trials, see docs/design/fa3_wgmma.md.
+    Short tiles wait for memory and long ones do not, so both should run at the same time. K and V
+    of a section should stay in L2, so sections are small. The short tiles of the last section fill
+    the gaps that its long ones leave, so it must not be much smaller. With many tiles a head, the
+    short tiles of all heads come at the end instead, and sections are half as large. The numbers
+    come from trials on an H200; docs/design/fa3_wgmma.md has some.
+
+    Parameters
+    ----------
+    heads : int
+    rows : int
+        Row tiles of a head.
+    blocks : int
+        Blocks that run at once.
+    fitting : int
+        Heads whose K and V stay in L2.
     """
     wanted = min(4.0, rows / 4) * blocks / rows  # heads
     if rows < 12:

@@ -27,7 +27,7 @@ _SCALES = struct(("u8", "data"), ("i4", "stride block_log2"))
 
 
 def _derived(bm: int) -> dict[str, int]:
-    """Return the warps of a consumer for each 64 rows and of a producer, and the blocks."""
+    """Return four warps for each 64 rows and four of the producer, and one block."""
     return {"warps": bm // 16 + 4, "blocks_per_sm": 1}
 
 

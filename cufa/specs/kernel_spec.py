@@ -53,7 +53,7 @@ class KernelSpec:
     arguments : tuple of str
         The template arguments between the element type and the score, in order.
     derived : callable
-        Rows of a tile -> the numbers of a `Variant` that are no template arguments, by name.
+        Rows of a tile -> the numbers of a `Variant` that the kernel does not take, by name.
     schedules : tuple of str
         The structs that say how the kernel orders its work: one of them is the template argument
         in front of the score. Empty for kernels that have one order.

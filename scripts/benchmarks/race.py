@@ -13,8 +13,9 @@ Capture = Callable[[Call, int], Call]
 """Captures a number of calls and returns a call that replays them; raises `CaptureError`."""
 
 _EMPTY = 0.01
-"""Of the time of a burst of calls, which is milliseconds: a replay that takes less holds none. On a
-busy host calls may take 20 times as long as their work, which fills the replay."""
+"""Part of the time of a burst of calls. A replay that takes less has captured none of them. On a
+busy host, calls may take 20 times as long as their work on the GPU, which is all that a replay
+does."""
 
 
 class CaptureError(RuntimeError):
