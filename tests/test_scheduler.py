@@ -73,6 +73,12 @@ def test_late_rows_of_all_heads_come_last(seq: int, kernel: str) -> None:
     assert plan_tiles(problem.without(Causal), H200, kernel).late_rows == 0
 
 
+@pytest.mark.parametrize("kernel", ["fa3_wgmma", "fa2_mma"])
+def test_no_rows_are_late_if_the_first_see_the_most_keys(kernel: str) -> None:
+    problem = Problem.of_shapes(*((1, 32, 8192, 128),) * 3, dtype="bfloat16", window=(256, None))
+    assert plan_tiles(problem, H200, kernel).late_rows == 0
+
+
 def test_heads_of_packed_sequences_are_interleaved() -> None:
     """About as many as have a sequence's keys in half of L2; without a mask, one by one."""
     problem = problem_of(batch=1, heads_q=32, heads_kv=32, seq_q=65536, seq_kv=65536)

@@ -98,7 +98,11 @@ def order(problem: Problem, variant: Variant, device: Device) -> Order:
     if problem.kv == "Varlen":  # each sequence has short tiles: rank says nothing about length
         return Order(pack, q_tiles, tiles, _even(heads, fitting), 0)
     blocks = device.sm_count * variant.blocks_per_sm
-    return Order(pack, q_tiles, tiles, *_sections(heads, max(1, q_tiles), blocks, fitting))
+    section_heads, late_rows = _sections(heads, max(1, q_tiles), blocks, fitting)
+    parts = [part_named(name) for name in variant.score]
+    if any(part.left_edge for part in parts) and not any(part.right_edge for part in parts):
+        late_rows = 0  # the first rows see the most keys
+    return Order(pack, q_tiles, tiles, section_heads, late_rows)
 
 
 def falls_from_first_key(problem: Problem) -> bool:
