@@ -191,6 +191,10 @@ ARGUMENTS = (
             "fp8_wgmma has its kv as Quantized<Padded>, not Padded$",
         ),
         (
+            "fp8_wgmma<bfloat16, 128, 64, 128, 32, 2, true, Score<>, Quantized<Dense>",
+            "a variant looks like",
+        ),
+        (
             "fp8_wgmma<bfloat16, 128, 64, 128, 32, 2, 12, 1, true, Score<>, Quantized<Dense>>",
             "fp8_wgmma takes the arguments type, head_dim, .*, stages, ping_pong, score, kv$",
         ),
@@ -204,6 +208,13 @@ ARGUMENTS = (
 def test_what_is_no_variant(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Variant.parse(text)
+
+
+def test_tiles_without_rows_are_illegal() -> None:
+    """They can be read, but have no size."""
+    text = "fp8_wgmma<bfloat16, 64, 64, 0, 128, 4, true, Score<>, Quantized<Dense>>"
+    illegal = Variant.parse(text).illegal(device.named("h200"))
+    assert illegal == "template arguments must be positive integers"
 
 
 def test_only_text_can_be_read() -> None:

@@ -16,7 +16,7 @@ from cufa.specs.kernel_spec import HeadDims, KernelSpec
 from cufa.specs.params import MAP_WORDS, whole
 from cufa.specs.params import PARAMS as FORWARD
 from cufa.specs.structs import TENSOR, extended, struct
-from cufa.specs.template_arguments import NUMBERS, TemplateArguments, equal_registers
+from cufa.specs.template_arguments import TemplateArguments, equal_registers
 
 PARAMS = extended(
     FORWARD,
@@ -164,8 +164,6 @@ class BackwardSpec(KernelSpec):
         complaint = super().illegal(v, device)
         if complaint is not None:
             return complaint
-        if min(getattr(v, name) for name in NUMBERS) < 1:
-            return "template arguments must be positive"
         smem_bytes, blocks = self.smem_bytes(v), v.blocks_per_sm
         if smem_bytes > device.smem_per_block:
             return (

@@ -113,6 +113,8 @@ class KernelSpec:
         """Say why an instantiation cannot run on a device; None if it can."""
         if v.dtype not in self.dtypes:
             return f"{v.kernel} takes {' or '.join(self.dtypes)}, not {v.dtype}"
+        if not all(isinstance(n, int) and n > 0 for n in (getattr(v, name) for name in NUMBERS)):
+            return "template arguments must be positive integers"
         if self.runs_on(device):
             return None
         return f"{v.kernel} is for {' and '.join(self.archs)}, not for {device.arch}"

@@ -14,7 +14,7 @@ from cufa.features.user_functions import OWN
 from cufa.specs.costs import Cost
 from cufa.specs.kernel_spec import KernelSpec, TileShape
 from cufa.specs.params import MAPS, PARAMS, whole
-from cufa.specs.template_arguments import NUMBERS, SWITCHES, TemplateArguments
+from cufa.specs.template_arguments import SWITCHES, TemplateArguments
 
 MAX_TILE = 256
 """Rows and columns of a tile at most: lengths are rounded up to it in 32 bits."""
@@ -132,6 +132,9 @@ class Spec(KernelSpec):
 
     def illegal(self, v: TemplateArguments, device: Device) -> str | None:
         """Say why an instantiation cannot run on a device; None if it can."""
+        complaint = super().illegal(v, device)
+        if complaint is not None:
+            return complaint
         for name in SWITCHES:
             if getattr(v, name) and name not in self.arguments:
                 return f"{v.kernel} has no {name}"
@@ -144,15 +147,13 @@ class Spec(KernelSpec):
                 return f"{v.kernel} takes {' and '.join(self.scores)} in a score, not {part}"
         if v.kv not in self.kvs:
             return f"{v.kernel} finds K and V by {' or '.join(self.kvs)}, not {v.kv}"
-        if not all(isinstance(n, int) and n > 0 for n in (getattr(v, name) for name in NUMBERS)):
-            return "template arguments must be positive integers"
         if max(v.head_dim, v.head_dim_v) > MAX_HEAD_DIM:
             return f"head dims of more than {MAX_HEAD_DIM} are not supported"
         if v.head_dim % self.head_dim_step or v.head_dim_v % self.head_dim_step:
             return f"{v.kernel} needs head dims that are multiples of {self.head_dim_step}"
         if v.bm > MAX_TILE or v.bn > MAX_TILE:
             return f"bm and bn of more than {MAX_TILE} are not supported"
-        complaint = super().illegal(v, device) or self.complaint(v, device)
+        complaint = self.complaint(v, device)
         if complaint is not None:
             return complaint
         if v.threads * v.blocks_per_sm > device.threads_per_sm or v.threads > 1024:

@@ -19,7 +19,7 @@ _DTYPE = {row.cpp: row.name for row in DTYPES.values()}
 _SPACES = re.compile(r"\s*([<>,])\s*")
 _PRINTED = re.compile(
     r"(\w+)<(\w+)((?:,(?:[0-9]+|true|false))+)(?:,([A-Z]\w*))?,Score<((?:\w+,)*\w+)?>,"
-    r"((?:\w+<)?(\w+)>?)>"
+    r"(\w+(?:<\w+>)?)>"
 )
 _EXAMPLE = "fa2_mma<bfloat16, 128, 128, 128, 64, 2, 4, 2, Score<Causal>, Dense>"
 
@@ -101,7 +101,7 @@ class Variant(TemplateArguments):
         Returns
         -------
         Variant
-            Of the subclass that the kernel belongs to, if it is one of gradients or of 8 bits.
+            A `BackwardVariant` or `Fp8Variant` for a kernel of gradients or of 8 bits.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Variant(TemplateArguments):
         match = _PRINTED.fullmatch(_SPACES.sub(r"\1", text.strip()))
         if match is None:
             raise ValueError(f"a variant looks like {_EXAMPLE}, not {text!r}")
-        name, cpp_type, arguments, schedule, score, cpp_kv, kv = match.groups()
+        name, cpp_type, arguments, schedule, score, cpp_kv = match.groups()
         parts = tuple(score.split(",")) if score else ()
         classes = {name: each for each in (cls, *cls.__subclasses__()) for name in each._KERNELS}
         _check_known(text, "kernel", name, classes)
@@ -132,6 +132,7 @@ class Variant(TemplateArguments):
             raise ValueError(f"{text!r}: {name} takes the arguments {takes}")
         by_name: dict[str, Any] = dict(zip(fields, values, strict=True))
         by_name |= spec.derived(by_name["bm"])
+        kv = cpp_kv.rstrip(">").rpartition("<")[2]
         variant = classes[name](name, _DTYPE[cpp_type], **by_name, score=parts, kv=kv)
         if cpp_kv != variant.cpp_kv:
             raise ValueError(f"{text!r}: {name} has its kv as {variant.cpp_kv}, not {cpp_kv}")
