@@ -213,7 +213,7 @@ def test_what_is_no_variant(text: str, message: str) -> None:
 def test_tiles_without_rows_are_illegal() -> None:
     """They can be read, but have no size."""
     text = "fp8_wgmma<bfloat16, 64, 64, 0, 128, 4, true, Score<>, Quantized<Dense>>"
-    illegal = Variant.parse(text).illegal(device.named("h200"))
+    illegal = Variant.parse(text).illegal(H200)
     assert illegal == "template arguments must be positive integers"
 
 
